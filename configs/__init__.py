@@ -1,0 +1,1 @@
+"""Typed configuration, presets, and what a model file says of itself."""

@@ -1,0 +1,69 @@
+"""Reading a cluster file: TOML, then environment, then flags."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from configs.schema import ClusterConfig, ReplicaConfig
+
+ENV_PREFIX = "WARMROUTE_"
+
+
+class ConfigError(ValueError):
+    """A setting that can't be used; the message says which and why."""
+
+
+def _overrides(environ: Mapping[str, str]) -> dict[str, str]:
+    """WARMROUTE_ROUTER__PORT=9000 becomes {"router.port": "9000"}."""
+    return {
+        name.removeprefix(ENV_PREFIX).lower().replace("__", "."): value
+        for name, value in environ.items()
+        if name.startswith(ENV_PREFIX) and "__" in name
+    }
+
+
+def _apply(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, leaf = dotted.split(".")
+    for parent in parents:
+        branch = tree.setdefault(parent, {})
+        if not isinstance(branch, dict):
+            raise ConfigError(f"{dotted}: '{parent}' is not a section")
+        tree = branch
+    tree[leaf] = value
+
+
+def load_cluster(
+    path: Path,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ClusterConfig:
+    """The settings of a cluster. `flags` maps dotted names to values and wins over everything.
+
+    Raises ConfigError.
+    """
+    try:
+        tree = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    for dotted, value in _overrides(os.environ if environ is None else environ).items():
+        _apply(tree, dotted, value)
+    for dotted, value in (flags or {}).items():
+        _apply(tree, dotted, value)
+    try:
+        return msgspec.convert(tree, ClusterConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def replica_of(config: ClusterConfig, replica_id: str) -> ReplicaConfig:
+    """The section of one replica. Raises ConfigError when there is none."""
+    for replica in config.replicas:
+        if replica.id == replica_id:
+            return replica
+    raise ConfigError(f"no replica '{replica_id}' in the cluster file")

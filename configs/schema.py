@@ -1,0 +1,91 @@
+"""Every setting of every process, typed, with default and unit. One file, one cluster."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`path`: a GGUF file or a folder with safetensors. `name`: what clients call the model."""
+
+    path: str
+    name: str = "smollm2-135m-instruct"
+
+
+class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where NATS is. Credentials are per role: `user` publishes under its own subjects only."""
+
+    url: str = "nats://127.0.0.1:4222"
+    user: str = ""
+    password: str = ""
+
+
+class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine replica.
+
+    dtype: "auto" is bfloat16 where the CPU has AMX or AVX512-BF16 (or on CUDA), else float32.
+    kernel: "auto" takes the native CPU kernel where a compiler is found, "torch" never does.
+    """
+
+    id: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    device: str = "cpu"
+    dtype: str = "auto"
+    kernel: str = "auto"
+    threads: int = 1
+    block_tokens: int = 16
+    kv_blocks: int = 2048
+    context_tokens: int = 8192
+    max_running: int = 32
+    max_step_tokens: int = 512
+    max_waiting_tokens: int = 262_144
+    digest_bits: int = 65_536
+    digest_k: int = 8
+    digest_tick_ms: float = 50.0
+    heartbeat_ms: float = 250.0
+    hello_ms: float = 2_000.0
+    mailbox_bytes: int = 262_144
+    drain_s: float = 20.0
+
+
+class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`key_sha256`: hex digests of the tenant's API keys. `scope`: "private" or "group:<name>"."""
+
+    name: str
+    key_sha256: tuple[str, ...] = ()
+    scope: str = "private"
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The gateway. `admin_key_sha256` guards /router's changing routes; empty closes them."""
+
+    id: str = "router-0"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    policy: str = "warmroute"
+    admin_key_sha256: str = ""
+    allow_anonymous: bool = True
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_connections: int = 2_000
+    max_inflight_tokens: int = 1_000_000
+    request_timeout_s: float = 600.0
+    first_token_timeout_s: float = 120.0
+    stream_buffer_bytes: int = 262_144
+    slow_reader_s: float = 30.0
+    keepalive_s: float = 15.0
+    retries: int = 2
+    decisions_kept: int = 1_024
+    drain_s: float = 20.0
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One cluster. `secret` (hex, 32 bytes) keys block identity and authenticates the link."""
+
+    cluster: str = "local"
+    secret: str
+    model: ModelConfig
+    bus: BusConfig = BusConfig()
+    router: RouterConfig = RouterConfig()
+    replicas: tuple[ReplicaConfig, ...] = ()
+    tenants: tuple[TenantConfig, ...] = ()

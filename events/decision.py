@@ -1,0 +1,65 @@
+"""What a router says about its choices: kept for explain, shown on the dashboard.
+
+Nothing here holds prompts, tokens, block keys, tenants' keys or salts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class CandidateTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """The very terms that decided, for one replica, in ms. `score` is larger for better.
+
+    `filtered` names the filter that took the replica out, else None.
+    """
+
+    replica: str
+    score: float
+    saved_prefill_ms: float
+    queue_ms: float
+    prefill_ms: float
+    transfer_ms: float
+    decode_share_ms: float
+    harm_ms: float
+    eviction_ms: float
+    overload_ms: float
+    lateness_ms: float
+    overlap_blocks: int
+    trust: float
+    digest_age_ms: float
+    load_age_ms: float
+    filtered: str | None = None
+
+
+class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice, reserved in the same call."""
+
+    decision_id: str
+    request_id: str
+    tenant: str
+    policy: str
+    replica: str
+    dispatch_seq: int
+    attempt: int
+    prompt_tokens: int
+    predicted_cached_tokens: int
+    predicted_ttft_ms: float
+    reason: str
+    candidates: tuple[CandidateTerms, ...]
+    decided_us: float
+    wall_time_ms: int
+
+
+class RouteOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened then; joined with the decision by its id."""
+
+    decision_id: str
+    replica: str
+    status: str
+    cached_tokens: int
+    prompt_tokens: int
+    completion_tokens: int
+    ttft_ms: float | None
+    e2e_ms: float
+    wall_time_ms: int

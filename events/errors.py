@@ -1,0 +1,47 @@
+"""What can go wrong with messages.
+
+WarmrouteError
+  UserError        a caller's mistake; carries what an OpenAI error body needs
+  InvariantError   a broken promise of our own; loud, never caught to go on silently
+  WireError        bytes that are not the message they claim to be
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class CoreError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as it crosses processes; the gateway turns it into OpenAI's error body.
+
+    `status` is the HTTP status. `reroute` says that another replica may be tried, because nothing
+    of the request was executed here.
+    """
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: float | None = None
+    reroute: bool = False
+
+
+class WarmrouteError(Exception):
+    """Base of every error that this project raises on purpose."""
+
+
+class UserError(WarmrouteError):
+    """A caller's mistake, or a limit that the caller met. `error` goes to the client as it is."""
+
+    def __init__(self, error: CoreError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class InvariantError(WarmrouteError):
+    """A promise of our own was broken."""
+
+
+class WireError(WarmrouteError):
+    """A frame that is too large, malformed, or of a version that is not spoken here."""

@@ -1,0 +1,104 @@
+"""Hello, load and bye: what a replica says about itself on the bus."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """What must be equal for two replicas to be able to read each other's KV."""
+
+    dtype: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_tokens: int
+    rope: str
+
+
+class DigestShape(msgspec.Struct, frozen=True, kw_only=True):
+    """`bits` is a power of two; `k` positions are set per key."""
+
+    bits: int
+    k: int
+
+
+class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
+    """Sent at start, on request and every few seconds. Fingerprints are hex digests."""
+
+    model: str
+    weights: str
+    tokenizer: str
+    template: str
+    layout: KVLayout
+    hash_version: str
+    key_id: str
+    digest: DigestShape
+    link_url: str
+    context_tokens: int
+    total_blocks: int
+    max_running: int
+    device: str
+    version: str
+
+
+class PrefillFit(msgspec.Struct, frozen=True, array_like=True):
+    """Prefill time in ms of Q new tokens after P cached ones: a + b*Q + c*(P*Q + Q(Q+1)/2)."""
+
+    a: float
+    b: float
+    c: float
+    confidence: float
+
+    def predict_ms(self, cached_tokens: float, new_tokens: float) -> float:
+        """Predicted prefill time; never negative."""
+        p, q = cached_tokens, new_tokens
+        return max(0.0, self.a + self.b * q + self.c * (p * q + q * (q + 1) / 2))
+
+
+class DecodeFit(msgspec.Struct, frozen=True, array_like=True):
+    """Decode step time in ms for a batch: base + per_row*rows + per_context*context_tokens."""
+
+    base: float
+    per_row: float
+    per_context: float
+    confidence: float
+
+    def predict_ms(self, rows: float, context_tokens: float) -> float:
+        """Predicted time of one decode step; never negative."""
+        return max(0.0, self.base + self.per_row * rows + self.per_context * context_tokens)
+
+
+class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The heartbeat. `digest_seq` lets a reader notice that the last delta was lost.
+
+    `seen` maps a router's boot to the last dispatch number of it that this report includes.
+    `queued_prefill_tokens` counts prompt tokens not yet computed of waiting and running requests,
+    after subtracting what the cache holds.
+    """
+
+    digest_generation: int
+    digest_seq: int
+    waiting: int
+    running: int
+    queued_prefill_tokens: int
+    running_context_tokens: int
+    free_blocks: int
+    cached_blocks: int
+    total_blocks: int
+    step_ms: float
+    prefill: PrefillFit
+    decode: DecodeFit
+    seen: dict[str, int]
+    draining: bool
+    engine_steps: int
+    digest_false_positive_rate: float
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    preemptions_total: int
+
+
+class ReplicaBye(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica leaves on purpose."""
+
+    reason: str

@@ -1,0 +1,87 @@
+"""What travels up the link, from replica to router: one frame per engine step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from events.errors import CoreError
+
+FINISH_STOP = "stop"
+FINISH_LENGTH = "length"
+FINISH_ABORT = "abort"
+FINISH_ERROR = "error"
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Raw (before temperature) natural logprob of one emitted token and its best alternatives."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Token counts of one child so far. `cached_tokens < prompt_tokens` always."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class Stamps(msgspec.Struct, frozen=True, array_like=True):
+    """Durations measured with the replica's monotonic clock, in ms from receipt."""
+
+    scheduled_ms: float
+    first_token_ms: float
+    finished_ms: float
+
+
+class CoreFinish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a child ended. `error` is set exactly when `reason` is "error"."""
+
+    reason: str
+    error: CoreError | None = None
+    stop_reason: str | int | None = None
+    stamps: Stamps | None = None
+    recomputed_tokens: int = 0
+
+
+class CoreDelta(msgspec.Struct, frozen=True, array_like=True):
+    """New output of one child of one attempt; text, ids and logprobs are cut together.
+
+    Joining the texts of all deltas gives the final text; sent text is never taken back.
+    `logprobs` is empty unless asked for, else parallel to `token_ids`.
+    """
+
+    request_id: str
+    attempt: int
+    child: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    usage: Usage
+    finish: CoreFinish | None = None
+
+
+class StepFrame(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """The deltas of all requests of this router that one engine step produced."""
+
+    deltas: tuple[CoreDelta, ...]
+
+
+class LinkWelcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    """The replica's answer to `LinkHello`; a larger `boot` fences everything older."""
+
+    version: int
+    replica: str
+    boot: int
+
+
+class CacheCleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared"):
+    """Answer to `ClearCache`."""
+
+    command_id: str
+    blocks: int
+
+
+ReplicaFrame = LinkWelcome | StepFrame | CacheCleared

@@ -1,0 +1,108 @@
+"""What travels down the link, from router to replica: requests and their cancellation."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+LINK_VERSION = 1
+"""Raised when a link frame changes in a way that an older reader would misread."""
+
+MAX_LINK_FRAME_BYTES = 16 * 1024 * 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to sample one request; validated by the gateway, final for the engine.
+
+    `top_k = 0` and `min_p = 0.0` mean off; `temperature = 0.0` means greedy. `logprobs` is None for
+    none, else the number of alternatives (0 to 20) beside the chosen token. `seed` is always set:
+    the gateway mints one where the client gave none; child i of `n` uses `seed + i`.
+    """
+
+    max_tokens: int
+    seed: int
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
+    """One request as the replica gets it: ids only, no messages, no key of a tenant.
+
+    `prompt` holds the token ids as u32 little endian. `salt` is the cache scope that the gateway
+    derived from the authenticated tenant; `public_cut_blocks` full blocks at the head are hashed
+    without it (a registered public prefix). Deadlines are budgets in ms from receipt.
+    `(router_boot, dispatch_seq)` comes back in load reports, so that the router knows which of its
+    own dispatches a report has already seen.
+    """
+
+    request_id: str
+    attempt: int
+    trace_id: str
+    tenant: str
+    model: str
+    prompt: bytes
+    salt: bytes
+    sampling: SamplingParams
+    router_boot: str
+    dispatch_seq: int
+    public_cut_blocks: int = 0
+    priority: int = 0
+    ttft_deadline_ms: float | None = None
+    itl_deadline_ms: float | None = None
+    e2e_deadline_ms: float | None = None
+    predicted_cached_tokens: int = 0
+
+    def token_ids(self) -> np.ndarray:
+        """The prompt as uint32, shape (prompt_tokens,). Raises ValueError on a ragged buffer."""
+        return np.frombuffer(self.prompt, dtype="<u4")
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """Stop one attempt, at whatever stage it is; idempotent, unknown ids are ignored."""
+
+    request_id: str
+    attempt: int
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
+    """Keep the request but schedule nothing of it (its reader is slow) until `Resume`."""
+
+    request_id: str
+    attempt: int
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    """Undo `Hold`."""
+
+    request_id: str
+    attempt: int
+
+
+class ClearCache(msgspec.Struct, frozen=True, kw_only=True, tag="clear"):
+    """Forget every cached block that nobody leases (benchmarks, operations)."""
+
+    command_id: str
+
+
+class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """First frame of the dialling router; `secret` is compared in constant time."""
+
+    version: int
+    router_id: str
+    router_boot: str
+    secret: str
+
+
+RouterFrame = LinkHello | CoreRequest | Abort | Hold | Resume | ClearCache

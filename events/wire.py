@@ -1,0 +1,43 @@
+"""Encoding of the frames: msgpack with typed decoding and a size limit; nothing else is spoken."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from events.errors import WireError
+from events.output import ReplicaFrame
+from events.request import MAX_LINK_FRAME_BYTES, RouterFrame
+
+T = TypeVar("T")
+
+_encoder = msgspec.msgpack.Encoder()
+_router_frames: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(RouterFrame)
+_replica_frames: msgspec.msgpack.Decoder[ReplicaFrame] = msgspec.msgpack.Decoder(ReplicaFrame)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Message to bytes."""
+    return _encoder.encode(message)
+
+
+def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes, limit_bytes: int) -> T:
+    """Bytes to a typed message. Raises WireError on too large or malformed input."""
+    if len(data) > limit_bytes:
+        raise WireError(f"frame of {len(data)} bytes is over the limit of {limit_bytes}")
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        # The error's own text may quote the payload: only its kind is passed on.
+        raise WireError(f"malformed frame ({type(error).__name__})") from None
+
+
+def decode_router_frame(data: bytes) -> RouterFrame:
+    """A frame that a router sent. Raises WireError."""
+    return decode(_router_frames, data, MAX_LINK_FRAME_BYTES)
+
+
+def decode_replica_frame(data: bytes) -> ReplicaFrame:
+    """A frame that a replica sent. Raises WireError."""
+    return decode(_replica_frames, data, MAX_LINK_FRAME_BYTES)

@@ -1,0 +1,1 @@
+"""Block identity, block format, tiers and transfers."""

@@ -1,0 +1,150 @@
+"""Who a KV block is: the only hashing code of the project. Knows nothing of tiers or scheduling.
+
+A block's key chains over everything before it, so an equal key means an equal prefix in an equal
+namespace. The hash is keyed with the cluster's secret: no reader of the bus or of a store can test
+for a known prompt. Golden vectors in tests/kvstore keep the bytes the same for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NewType
+
+import numpy as np
+
+from events.load import KVLayout, ReplicaHello
+
+HASH_VERSION = "wr-block-1"
+KEY_BYTES = 16
+PUBLIC_SALT = b""
+"""The salt of blocks that every tenant may share."""
+
+BlockKey = NewType("BlockKey", bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What must be equal before two blocks with equal tokens may be taken for each other."""
+
+    model: str
+    weights: str
+    layout: KVLayout
+    adapter: tuple[str, str] | None = None
+
+    @classmethod
+    def of_hello(cls, hello: ReplicaHello) -> Namespace:
+        """The base namespace (no adapter) of the replica that sent `hello`."""
+        return cls(model=hello.model, weights=hello.weights, layout=hello.layout)
+
+
+class KeyChain:
+    """The keys of the full blocks of one token sequence, and what the next block chains to.
+
+    `data` holds the keys back to back, 16 bytes each; `parent` is the chain value that the next
+    full block hashes over; it differs from the last key only right behind a public prefix.
+    """
+
+    __slots__ = ("data", "parent")
+
+    def __init__(self, data: bytes, parent: bytes) -> None:
+        self.data = data
+        self.parent = parent
+
+    def __len__(self) -> int:
+        return len(self.data) // KEY_BYTES
+
+    def __getitem__(self, index: int) -> BlockKey:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return BlockKey(self.data[index * KEY_BYTES : (index + 1) * KEY_BYTES])
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        for start in range(0, len(self.data), KEY_BYTES):
+            yield BlockKey(self.data[start : start + KEY_BYTES])
+
+    def halves(self) -> np.ndarray:
+        """The keys as uint64, shape (blocks, 2): what the digest's positions are made from."""
+        return np.frombuffer(self.data, dtype="<u8").reshape(-1, 2)
+
+
+def key_id(cluster_key: bytes) -> str:
+    """A public name for the secret, so that two ends can tell that they hold the same one."""
+    return hashlib.blake2b(b"", digest_size=4, key=cluster_key, person=b"wr-key-id").hexdigest()
+
+
+def _hash(cluster_key: bytes, *parts: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=KEY_BYTES, key=cluster_key, person=HASH_VERSION.encode())
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _field(tag: bytes, value: str | int | bytes) -> bytes:
+    """One field, tagged and length-framed, so that no two field lists give the same bytes."""
+    data = value if isinstance(value, bytes) else str(value).encode()
+    return struct.pack("<B", len(tag)) + tag + struct.pack("<I", len(data)) + data
+
+
+def _adapter_field(adapter: tuple[str, str] | None) -> bytes:
+    if adapter is None:
+        return _field(b"no-adapter", b"")
+    return _field(b"adapter", _field(b"id", adapter[0]) + _field(b"digest", adapter[1]))
+
+
+def root(cluster_key: bytes, namespace: Namespace, salt: bytes) -> bytes:
+    """The chain value before the first block: 16 bytes."""
+    layout = namespace.layout
+    return _hash(
+        cluster_key,
+        b"root",
+        _field(b"model", namespace.model),
+        _field(b"weights", namespace.weights),
+        _field(b"dtype", layout.dtype),
+        _field(b"layers", layout.layers),
+        _field(b"kv_heads", layout.kv_heads),
+        _field(b"head_dim", layout.head_dim),
+        _field(b"block_tokens", layout.block_tokens),
+        _field(b"rope", layout.rope),
+        _adapter_field(namespace.adapter),
+        _field(b"salt", salt),
+    )
+
+
+def block_key(cluster_key: bytes, parent: bytes, tokens: bytes) -> BlockKey:
+    """key = H(parent || n as u32 || tokens as u32 little endian)."""
+    return BlockKey(_hash(cluster_key, parent, struct.pack("<I", len(tokens) // 4), tokens))
+
+
+def private_parent(cluster_key: bytes, public_key: bytes, salt: bytes) -> bytes:
+    """Where a tenant's own chain goes on behind the last full block of a public prefix."""
+    return _hash(cluster_key, b"salt", public_key, _field(b"scope", salt))
+
+
+def chain(
+    cluster_key: bytes,
+    namespace: Namespace,
+    salt: bytes,
+    tokens: bytes,
+    public_cut_blocks: int = 0,
+) -> KeyChain:
+    """Keys of all full blocks of `tokens` (u32 little endian).
+
+    The first `public_cut_blocks` blocks are hashed without the tenant's salt. A partial block at
+    the end gets no key: it is never shared. Raises ValueError when the cut lies behind the end.
+    """
+    block_bytes = 4 * namespace.layout.block_tokens
+    blocks = len(tokens) // block_bytes
+    if not 0 <= public_cut_blocks <= blocks:
+        raise ValueError("the public prefix is longer than the prompt")
+    parent = root(cluster_key, namespace, PUBLIC_SALT if public_cut_blocks else salt)
+    keys: list[bytes] = []
+    for index in range(blocks):
+        start = index * block_bytes
+        parent = block_key(cluster_key, parent, tokens[start : start + block_bytes])
+        keys.append(parent)
+        if index + 1 == public_cut_blocks:
+            parent = private_parent(cluster_key, parent, salt)
+    return KeyChain(b"".join(keys), parent)

@@ -1,0 +1,1 @@
+"""One engine replica: front, scheduler, cache, runner, publishing."""

@@ -1,0 +1,118 @@
+"""The words between the front (event loop) and the engine (its own thread)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from events.cache import CacheFact
+from events.errors import CoreError
+from events.load import DecodeFit, PrefillFit
+from events.output import TokenLogprob
+from events.request import SamplingParams
+from kvstore.identity import KeyChain
+from replica.sched.plan import ChildId, PlanId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One child for the engine. `arrival_s` is monotonic; `deadline_s` too, where there is one.
+
+    `chain` holds the keys of the prompt's full blocks and the value that the next block chains to.
+    `eos_ids` end the child unless `params.ignore_eos`.
+    """
+
+    child: ChildId
+    prompt: tuple[int, ...]
+    chain: KeyChain
+    params: SamplingParams
+    seed: int
+    eos_ids: frozenset[int]
+    tenant: str
+    arrival_s: float
+    priority: int = 0
+    deadline_s: float | None = None
+    skip_cache_read: bool = False
+    router_boot: str = ""
+    dispatch_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChildOutput:
+    """What one step gave to one child. `finish` is one of events.output.FINISH_*, or None."""
+
+    child: ChildId
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    cached_tokens: int
+    finish: str | None = None
+    stop_token: int | None = None
+    error: CoreError | None = None
+    scheduled_s: float = 0.0
+    recomputed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Immutable; handed to the sink on the engine thread, right after the commit."""
+
+    plan_id: PlanId
+    children: tuple[ChildOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """A snapshot that the engine replaces after each step; readable from any thread."""
+
+    waiting: int
+    running: int
+    queued_prefill_tokens: int
+    running_context_tokens: int
+    free_blocks: int
+    cached_blocks: int
+    total_blocks: int
+    step_ms: float
+    steps: int
+    prefill: PrefillFit
+    decode: DecodeFit
+    seen: dict[str, int]
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    preemptions_total: int
+    last_step_s: float
+    alive: bool
+
+
+class StepSink(Protocol):
+    """Where outputs go. Called on the engine thread: must return at once and never raise."""
+
+    def __call__(self, output: StepOutput) -> None: ...
+
+
+class Engine(Protocol):
+    """The engine as the front sees it. Every method is thread-safe and returns at once.
+
+    The sink is given at construction: it exists before any request can be submitted. Each child
+    that is submitted gets exactly one ChildOutput with `finish` set, whatever happens.
+    """
+
+    def submit(self, request: EngineRequest) -> None:
+        """Into the inbox. A request that can never fit finishes with an error."""
+
+    def abort(self, child: ChildId) -> None:
+        """Idempotent; unknown or finished children are ignored. The child ends with "abort"."""
+
+    def hold(self, child: ChildId) -> None:
+        """Keep the child, schedule nothing of it."""
+
+    def resume(self, child: ChildId) -> None:
+        """Undo hold."""
+
+    def clear_cache(self) -> int:
+        """Drop every cached block that is not leased; returns how many. Blocks up to a step."""
+
+    def drain_facts(self) -> list[CacheFact]:
+        """Journal entries since the last call, in commit order; a single reader."""
+
+    def load(self) -> EngineLoad:
+        """The newest snapshot."""

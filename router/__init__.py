@@ -1,0 +1,1 @@
+"""The gateway: OpenAI surface, tenants, rendering, index, cost, choice, dispatch."""

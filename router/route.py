@@ -1,0 +1,72 @@
+"""The words between dispatch and choice: what is asked, and what happened then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from events.decision import RouteDecision
+from kvstore.identity import KeyChain
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """One attempt to place one request. `pool` names the fingerprint pool whose chain this is.
+
+    `exclude` holds replicas that already failed this request. `pin` asks for one replica by name
+    (warming, tests); then locality and load only explain.
+    """
+
+    request_id: str
+    attempt: int
+    tenant: str
+    pool: str
+    chain: KeyChain
+    prompt_tokens: int
+    max_tokens: int
+    block_tokens: int
+    ttft_deadline_ms: float | None = None
+    exclude: frozenset[str] = frozenset()
+    pin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended, as dispatch saw it.
+
+    status: "ok", "client_gone", "refused", "transport", "timeout", "error". `replica_fault` tells
+    whether the breaker may count it (never for a caller's mistake).
+    """
+
+    status: str
+    replica_fault: bool
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    ttft_ms: float | None = None
+    e2e_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NoReplica:
+    """Nobody can take the request now: `reason` is for the error body, the rest for Retry-After."""
+
+    reason: str
+    retry_after_s: float
+    candidates: tuple = field(default=())
+
+
+class Chooser(Protocol):
+    """Choice and its bookkeeping. All methods are synchronous: no await lies between the choice
+    and its reservation."""
+
+    def decide(self, query: RouteQuery) -> RouteDecision | NoReplica:
+        """Filter, score, choose, reserve. The reservation holds until `finish` or its expiry."""
+
+    def first_token(
+        self, decision_id: str, cached_tokens: int, prompt_tokens: int, ttft_ms: float
+    ) -> None:
+        """The prefill is over: its reservation shrinks to decode, prediction meets reality."""
+
+    def finish(self, decision_id: str, outcome: Outcome) -> None:
+        """Release the reservation; idempotent: only the first call per decision counts."""
