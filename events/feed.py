@@ -42,7 +42,7 @@ class FeedListener(Protocol):
         set_positions: np.ndarray,
         clear_positions: np.ndarray,
     ) -> None:
-        """Positions (uint32) that became set or clear; always directly after the state before it."""
+        """Positions (uint32) that became set or clear; always follows the state before it."""
 
     def on_digest_unknown(self, replica: str, boot: int, reason: str) -> None:
         """A gap: forget the replica's locality, keep routing to it by load. A reset will follow."""
