@@ -1,0 +1,39 @@
+# The whole workflow. `make up` runs the main job, `make test` passes the default suite.
+PYTHON ?= python3
+# PyTorch's CPU wheel index; without it pip takes the build that your own index offers.
+TORCH_INDEX ?=
+# Flags for `warmroute up`, e.g. make up ARGS="--port 9000 --replicas 3"
+ARGS ?=
+
+VENV := .venv
+PIP_FLAGS := -q --disable-pip-version-check -c constraints.txt
+PIP_FLAGS += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: setup up test slow lint clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "setup: python environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	@$(PYTHON) -m venv $(VENV)
+	@echo "setup: packages (torch is the large one)"
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,bench,lint]'
+	@echo "setup: default model"
+	@$(VENV)/bin/python -m tools.fetch
+	@touch $@
+
+up: setup
+	@exec $(VENV)/bin/warmroute up $(ARGS)
+
+test: setup
+	@$(VENV)/bin/python -m pytest
+
+slow: setup
+	@$(VENV)/bin/python -m pytest -m "slow or traces"
+
+lint: setup
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
