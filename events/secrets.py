@@ -1,0 +1,27 @@
+"""What is derived from the cluster's secret, besides block keys: the word spoken on the link.
+
+The secret itself never crosses a process border; each use gets its own derived value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+SECRET_BYTES = 32
+
+
+def parse_secret(text: str) -> bytes:
+    """The `secret` of a cluster file, as bytes. Raises ValueError; the text is never quoted."""
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        raise ValueError("the cluster's secret must be written in hex") from None
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"the cluster's secret must have {SECRET_BYTES} bytes ({len(secret)} now)")
+    return secret
+
+
+def link_secret(cluster_secret: bytes) -> str:
+    """What a router presents in its LinkHello: 64 hex digits."""
+    return hmac.new(cluster_secret, b"wr-link-1", hashlib.sha256).hexdigest()
