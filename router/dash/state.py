@@ -1,0 +1,143 @@
+"""What the dashboard shows: built from bus messages alone, bounded in every direction.
+
+It knows nothing that the bus does not carry, so no prompt, key or token can reach the page.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Any
+
+import msgspec
+
+from events.decision import RouteDecision, RouteOutcome
+from events.envelope import unseal
+from events.errors import WireError
+from events.load import ReplicaHello, ReplicaLoad
+from events.subjects import split
+from events.wire import decode
+
+MAX_REPLICAS = 256
+MAX_DECISIONS = 40
+HISTORY_S = 300
+MAX_MESSAGE_BYTES = 256 * 1024
+GONE_S = 30.0
+
+_hello = msgspec.msgpack.Decoder(ReplicaHello)
+_load = msgspec.msgpack.Decoder(ReplicaLoad)
+_decision = msgspec.msgpack.Decoder(RouteDecision)
+_outcome = msgspec.msgpack.Decoder(RouteOutcome)
+
+
+class _Replica:
+    """The newest facts of one replica's current life."""
+
+    def __init__(self, boot: int) -> None:
+        self.boot = boot
+        self.hello: ReplicaHello | None = None
+        self.load: ReplicaLoad | None = None
+        self.generation = 0
+        self.seq = 0
+        self.seen_s = 0.0
+        self.digest_s = 0.0
+
+    def view(self, name: str, now_s: float) -> dict[str, Any]:
+        load = self.load
+        return {
+            "replica": name,
+            "epoch": self.boot,
+            "model": self.hello.model if self.hello else "",
+            "device": self.hello.device if self.hello else "",
+            "generation": self.generation,
+            "seq": self.seq,
+            "silent_ms": round(1e3 * (now_s - self.seen_s)),
+            "digest_age_ms": round(1e3 * (now_s - self.digest_s)) if self.digest_s else None,
+            "waiting": load.waiting if load else 0,
+            "running": load.running if load else 0,
+            "queued_prefill_tokens": load.queued_prefill_tokens if load else 0,
+            "free_blocks": load.free_blocks if load else 0,
+            "cached_blocks": load.cached_blocks if load else 0,
+            "total_blocks": load.total_blocks if load else 0,
+            "step_ms": round(load.step_ms, 1) if load else 0.0,
+            "draining": load.draining if load else False,
+        }
+
+
+class DashboardState:
+    """Feed it bus messages; ask it for a view. Never raises on what comes in."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[str, _Replica] = {}
+        self._decisions: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._seconds: deque[list[float]] = deque(maxlen=HISTORY_S)
+        self.malformed = 0
+
+    def take(self, subject: str, payload: bytes, now_s: float) -> None:
+        """One bus message. Malformed ones are counted."""
+        try:
+            role, name, kind = split(subject)
+            if role == "replica":
+                self._take_replica(name, kind, payload, now_s)
+            elif role == "router":
+                self._take_router(kind, payload, now_s)
+        except (WireError, ValueError):
+            self.malformed += 1
+
+    def _take_replica(self, name: str, kind: str, payload: bytes, now_s: float) -> None:
+        envelope = unseal(payload)
+        known = self._replicas.get(name)
+        if known is None or envelope.boot > known.boot:
+            if known is None and len(self._replicas) >= MAX_REPLICAS:
+                return
+            known = self._replicas[name] = _Replica(envelope.boot)
+        if envelope.boot < known.boot:
+            return
+        if kind == "bye":
+            del self._replicas[name]
+            return
+        known.seen_s = now_s
+        if kind == "hello":
+            known.hello = decode(_hello, bytes(envelope.payload), MAX_MESSAGE_BYTES)
+        elif kind == "load":
+            known.load = decode(_load, bytes(envelope.payload), MAX_MESSAGE_BYTES)
+            if (known.load.digest_generation, known.load.digest_seq) == (
+                known.generation,
+                known.seq,
+            ):
+                known.digest_s = now_s
+        elif kind == "digest":
+            known.generation, known.seq, known.digest_s = envelope.generation, envelope.seq, now_s
+
+    def _take_router(self, kind: str, payload: bytes, now_s: float) -> None:
+        if kind == "decision":
+            made = decode(_decision, payload, MAX_MESSAGE_BYTES)
+            self._decisions[made.decision_id] = {**msgspec.to_builtins(made), "outcome": None}
+            while len(self._decisions) > MAX_DECISIONS:
+                self._decisions.popitem(last=False)
+        elif kind == "outcome":
+            ended = decode(_outcome, payload, MAX_MESSAGE_BYTES)
+            if ended.decision_id in self._decisions:
+                self._decisions[ended.decision_id]["outcome"] = msgspec.to_builtins(ended)
+            self._count(ended, now_s)
+
+    def _count(self, ended: RouteOutcome, now_s: float) -> None:
+        second = float(int(now_s))
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._seconds.append([second, 0, 0])
+        self._seconds[-1][1] += ended.prompt_tokens
+        self._seconds[-1][2] += ended.cached_tokens
+
+    def view(self, now_s: float) -> dict[str, Any]:
+        """What the page draws; `seconds` rows are (seconds ago, prompt tokens, cached tokens)."""
+        gone = [name for name, of in self._replicas.items() if now_s - of.seen_s > GONE_S]
+        for name in gone:
+            del self._replicas[name]
+        return {
+            "replicas": [of.view(name, now_s) for name, of in sorted(self._replicas.items())],
+            "decisions": list(reversed(self._decisions.values())),
+            "seconds": [
+                [int(now_s) - at, prompt, cached]
+                for at, prompt, cached in self._seconds
+                if now_s - at <= HISTORY_S
+            ],
+        }

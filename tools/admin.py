@@ -1,0 +1,61 @@
+"""The gateway's admin routes, as the tools use them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+
+from tools.cli import CommandError
+
+
+class AdminClient:
+    """Typed calls with the admin key. Every method raises CommandError with the gateway's words."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, admin_key: str) -> None:
+        self._session = session
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {admin_key}"}
+
+    async def _call(self, method: str, path: str, body: object = None) -> Any:
+        try:
+            async with self._session.request(
+                method, f"{self._url}{path}", json=body, headers=self._headers
+            ) as response:
+                answer = await response.json(content_type=None)
+                if response.status >= 400:
+                    text = answer.get("error", {}).get("message", "no reason given")
+                    raise CommandError(f"{method} {path}: {response.status}: {text}")
+                return answer
+        except (aiohttp.ClientError, OSError) as error:
+            raise CommandError(
+                f"no gateway at {self._url} ({type(error).__name__}): start one with `make up`"
+            ) from error
+
+    async def replicas(self) -> list[dict[str, Any]]:
+        """What the router knows of each replica."""
+        return (await self._call("GET", "/router/replicas"))["replicas"]
+
+    async def policy(self) -> str:
+        """The policy in force."""
+        return (await self._call("GET", "/router/policy"))["policy"]
+
+    async def set_policy(self, name: str) -> None:
+        """Another policy, from the next request on."""
+        await self._call("PUT", "/router/policy", {"policy": name})
+
+    async def put_tenant(self, name: str, key: str) -> None:
+        """A tenant with one API key, until the router ends."""
+        await self._call("PUT", f"/router/tenants/{name}", {"key": key, "scope": "private"})
+
+    async def publish_prefix(self, prompt: dict[str, Any]) -> None:
+        """A head that all tenants share: {"messages": [...]} or {"prompt": "..."}."""
+        await self._call("POST", "/router/public-prefixes", prompt)
+
+    async def clear_caches(self, limit_blocks: int | None = None) -> None:
+        """Empty every replica's cache; a limit bounds the blocks that it uses from now on."""
+        await self._call("POST", "/router/cache/clear", {"limit_blocks": limit_blocks})
+
+    async def warm(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Make one prompt warm on k replicas; the answer tells what a probe found on each."""
+        return await self._call("POST", "/router/warm", body)

@@ -1,0 +1,22 @@
+"""`warmroute bench NAME`: which benchmark to run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+BENCHES = {
+    "demo": ("tools.bench.demo.command", "routing policies side by side on the running cluster"),
+    "engine": ("tools.bench.engine", "prefill and decode speed of the engine on this machine"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one benchmark; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="warmroute bench", description=__doc__)
+    names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, (_, text) in BENCHES.items():
+        names.add_parser(name, help=text, add_help=False)
+    chosen = parser.parse_args(list(argv)[:1])
+    return int(importlib.import_module(BENCHES[chosen.name][0]).main(list(argv)[1:]) or 0)

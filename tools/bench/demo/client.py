@@ -1,0 +1,122 @@
+"""One streamed chat request, timed: an open-loop client's view of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+REQUEST_S = 300.0
+MAX_EVENT_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one request showed. `error` names the failure, else it is empty."""
+
+    tenant: str
+    turn: int
+    replica: str
+    ttft_ms: float
+    itl_ms: tuple[float, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    text: str
+    error: str
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The data of each server-sent event."""
+    buffer = b""
+    async for piece in response.content.iter_any():
+        buffer += piece
+        *events, buffer = buffer.split(b"\n\n")
+        if len(buffer) > MAX_EVENT_BYTES:
+            raise ValueError("an event is too long")
+        for event in events:
+            if event.startswith(b"data: "):
+                yield event[6:]
+
+
+class _Timer:
+    """Collects the times and texts of one stream."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.at: list[float] = []
+        self.text: list[str] = []
+        self.usage: dict[str, Any] = {}
+        self.done = False
+
+    def take(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.done = True
+            return
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise RuntimeError(chunk["error"].get("code") or chunk["error"]["type"])
+        self.usage = chunk.get("usage") or self.usage
+        for choice in chunk["choices"]:
+            if choice["delta"].get("content"):
+                self.at.append(time.perf_counter())
+                self.text.append(choice["delta"]["content"])
+
+    def sample(self, tenant: str, turn: int, replica: str, error: str = "") -> Sample:
+        gaps = zip(self.at, self.at[1:], strict=False)
+        details = self.usage.get("prompt_tokens_details") or {}
+        return Sample(
+            tenant=tenant,
+            turn=turn,
+            replica=replica,
+            ttft_ms=1e3 * (self.at[0] - self.began) if self.at else float("nan"),
+            itl_ms=tuple(1e3 * (after - before) for before, after in gaps),
+            prompt_tokens=self.usage.get("prompt_tokens", 0),
+            cached_tokens=details.get("cached_tokens", 0),
+            text="".join(self.text),
+            error=error,
+        )
+
+
+class ChatClient:
+    """Streams chats to one gateway, as one tenant after the other."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
+        self._session = session
+        self._url = url
+        self._model = model
+
+    async def chat(
+        self, tenant: str, key: str, turn: int, messages: list[dict[str, str]], max_tokens: int
+    ) -> Sample:
+        """One turn; every failure ends in the sample's `error`."""
+        body = {
+            "model": self._model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        timer = _Timer()
+        replica = ""
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                async with self._session.post(
+                    f"{self._url}/v1/chat/completions",
+                    json=body,
+                    headers={"Authorization": f"Bearer {key}"},
+                ) as response:
+                    replica = response.headers.get("x-warmroute-replica", "")
+                    if response.status != 200:
+                        return timer.sample(tenant, turn, replica, f"http {response.status}")
+                    async for data in _events(response):
+                        timer.take(data)
+        except (aiohttp.ClientError, TimeoutError, ValueError, RuntimeError, OSError) as error:
+            return timer.sample(tenant, turn, replica, type(error).__name__)
+        return timer.sample(tenant, turn, replica, "" if timer.done and timer.at else "cut short")

@@ -1,0 +1,161 @@
+"""`warmroute bench demo`: what cache-aware routing gains here, shown on real requests."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from configs.model.card import ModelCard, load_card
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from configs.load import ConfigError, load_cluster
+from tools.admin import AdminClient
+from tools.bench.demo.ceiling import CeilingCache
+from tools.bench.demo.client import ChatClient
+from tools.bench.demo.load import Load, arrivals, conversations
+from tools.bench.demo.report import plot, print_table, summary
+from tools.bench.demo.run import DemoRunner, PolicyRun
+from tools.cli import CommandError
+from tools.up.state import default_folder, read_keys
+
+TENANTS = 8
+SYSTEM_TOKENS = 1_000
+CACHE_SHARE = 0.6
+"""Share of the load's blocks that each replica may hold."""
+
+UTILISATION = 0.9
+"""Arrivals per second as a multiple of what the cluster can serve without any cache."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="warmroute bench demo", description=__doc__)
+    parser.add_argument("--url", help="the gateway (default: the one that `warmroute up` started)")
+    parser.add_argument("--state", type=Path, help="state folder of the cluster")
+    parser.add_argument("--quick", action="store_true", help="a short load, under 45 s")
+    parser.add_argument("--policies", default="round_robin,warmroute", help="in this order")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--plot", type=Path, default=Path("bench-demo.png"))
+    return parser
+
+
+def cache_limit(ceiling: CeilingCache, load: Load, block_tokens: int) -> int:
+    """Blocks that hold CACHE_SHARE of all conversations at their full length."""
+    blocks = 0
+    for talk in load.conversations:
+        messages = [{"role": "system", "content": talk.system}]
+        for question in talk.questions:
+            messages.append({"role": "user", "content": question})
+        answers = len(talk.questions) * (load.max_tokens + 4)
+        blocks += (len(ceiling.tokens(messages)) + answers) // block_tokens + 1
+    return int(CACHE_SHARE * blocks)
+
+
+class Demo:
+    """One run of the demo against one gateway."""
+
+    def __init__(self, flags: argparse.Namespace, console: Console) -> None:
+        self._flags = flags
+        self._console = console
+        folder = flags.state or default_folder("local")
+        self._keys = read_keys(folder)
+        try:
+            self._config = load_cluster(folder / "cluster.toml")
+        except ConfigError as error:
+            raise CommandError(str(error)) from error
+        router = self._config.router
+        self._url = flags.url or f"http://{router.host}:{router.port}"
+        self._card: ModelCard = load_card(Path(self._config.model.path))
+        self._block_tokens = self._config.replicas[0].block_tokens
+
+    def _ceiling(self) -> CeilingCache:
+        return CeilingCache(self._card, self._block_tokens)
+
+    def _load(self) -> Load:
+        turns = 3 if self._flags.quick else 6
+        public, talks = conversations(
+            self._card,
+            tenants=TENANTS,
+            turns=turns,
+            system_tokens=SYSTEM_TOKENS,
+            seed=self._flags.seed,
+        )
+        return Load(public, talks, (), max_tokens=16 if self._flags.quick else 32)
+
+    async def run(self) -> dict[str, Any]:
+        """All policies in turn; the cluster gets back its policy and its whole cache."""
+        load = self._load()
+        limit = cache_limit(self._ceiling(), load, self._block_tokens)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            admin = AdminClient(session, self._url, self._keys.admin_key)
+            client = ChatClient(session, self._url, self._config.model.name)
+            replicas = [of for of in await admin.replicas() if of["state"] == "healthy"]
+            before = await admin.policy()
+            runner = DemoRunner(admin, client, load, self._ceiling)
+            try:
+                await runner.prepare()
+                load, rate = await self._paced(runner, admin, load, len(replicas))
+                runner.use(load)
+                runs = await self._policies(runner, limit, len(load.arrivals))
+            finally:
+                await admin.set_policy(before)
+                await admin.clear_caches()
+        settings = {
+            "seed": self._flags.seed,
+            "tenants": TENANTS,
+            "turns": len(load.conversations[0].questions),
+            "system_tokens": SYSTEM_TOKENS,
+            "max_tokens": load.max_tokens,
+            "cache_blocks_per_replica": limit,
+            "requests_per_s": rate,
+            "utilisation_without_cache": UTILISATION,
+            "replicas": len(replicas),
+        }
+        result = summary(runs, settings)
+        plot(runs, result, self._flags.plot)
+        return result
+
+    async def _paced(
+        self, runner: DemoRunner, admin: AdminClient, load: Load, replicas: int
+    ) -> tuple[Load, float]:
+        """The arrivals, at a rate that follows from how fast this machine is when cold."""
+        await admin.clear_caches()
+        cold_s = await runner.cold_request_s()
+        rate = UTILISATION * replicas / cold_s
+        turns = arrivals(
+            TENANTS,
+            len(load.conversations[0].questions),
+            requests_per_s=rate,
+            seed=self._flags.seed,
+        )
+        self._console.print(f"one cold request takes {cold_s:.2f} s: {rate:.2f} requests/s")
+        return dataclasses.replace(load, arrivals=turns), rate
+
+    async def _policies(self, runner: DemoRunner, limit: int, requests: int) -> list[PolicyRun]:
+        columns = (TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn())
+        runs = []
+        with Progress(*columns, TimeElapsedColumn(), console=self._console) as progress:
+            for policy in self._flags.policies.split(","):
+                task = progress.add_task(policy, total=requests)
+                runs.append(await runner.run(policy, limit, lambda at=task: progress.advance(at)))
+        return runs
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run, print, write. Exit status 1 when a request failed."""
+    flags = _parser().parse_args(argv)
+    console = Console()
+    result = asyncio.run(Demo(flags, console).run())
+    print_table(result, console)
+    console.print(f"plot: {flags.plot}")
+    if flags.json:
+        flags.json.write_text(json.dumps(result, indent=2) + "\n")
+    return int(any(of["errors"] for of in result["policies"].values()))

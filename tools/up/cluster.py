@@ -1,0 +1,224 @@
+"""A whole cluster as children of this process: bus, replicas, router; started, watched, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from events.server import EmbeddedNats
+
+from configs.schema import (
+    BusConfig,
+    ClusterConfig,
+    ModelConfig,
+    ReplicaConfig,
+    RouterConfig,
+    TenantConfig,
+)
+from events.errors import WarmrouteError
+from tools.cli import CommandError
+from tools.up.child import Child, RestartBudget
+from tools.up.state import ClusterState, lock, open_state, sha256_hex, write_cluster
+
+READY_S = 120.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What the user may choose. Ports of 0 are picked by the system."""
+
+    state: Path
+    model: Path
+    model_name: str
+    cluster: str = "local"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    bus_port: int = 0
+    replicas: int = 2
+    policy: str = "warmroute"
+    replica_settings: Mapping[str, object] = field(default_factory=dict)
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raises CommandError when somebody listens there already."""
+    if port == 0:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise CommandError(
+                f"can't listen on {host}:{port} ({error.strerror}): choose another with --port"
+            ) from None
+
+
+def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> ClusterConfig:
+    """The cluster file's content. Bus credentials are not in it: each child gets its own."""
+    replicas = tuple(
+        ReplicaConfig(id=f"r{index}", **options.replica_settings)  # type: ignore[arg-type]
+        for index in range(options.replicas)
+    )
+    return ClusterConfig(
+        cluster=options.cluster,
+        secret=state.keys.secret,
+        model=ModelConfig(path=str(options.model), name=options.model_name),
+        bus=BusConfig(url=bus_url),
+        router=RouterConfig(
+            host=options.host,
+            port=options.port,
+            policy=options.policy,
+            admin_key_sha256=sha256_hex(state.keys.admin_key),
+        ),
+        replicas=replicas,
+        tenants=(TenantConfig(name="default", key_sha256=(sha256_hex(state.keys.api_key),)),),
+    )
+
+
+class LocalCluster:
+    """`async with LocalCluster(options, say) as cluster`: everything is up inside the block.
+
+    Every child has ended when the block is left, however it is left.
+    """
+
+    def __init__(self, options: UpOptions, say: Say) -> None:
+        self._options = options
+        self._say = say
+        self._state: ClusterState | None = None
+        self._lock = -1
+        self._nats: EmbeddedNats | None = None
+        self._replicas: list[Child] = []
+        self._router: Child | None = None
+        self._watchers: list[asyncio.Task[None]] = []
+        self._failed: asyncio.Future[str] | None = None
+        self.url = ""
+
+    @property
+    def state(self) -> ClusterState:
+        """The state folder; only inside the block."""
+        assert self._state is not None
+        return self._state
+
+    async def __aenter__(self) -> LocalCluster:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stop()
+
+    async def wait_failed(self) -> str:
+        """Ends only when a child can't be kept alive: the reason."""
+        assert self._failed is not None
+        return await self._failed
+
+    async def _start(self) -> None:
+        options = self._options
+        check_port_free(options.host, options.port)
+        self._state = open_state(options.state)
+        self._lock = lock(self._state)
+        self._failed = asyncio.get_running_loop().create_future()
+        await self._start_bus()
+        await self._start_replicas()
+        await self._start_router()
+
+    async def _start_bus(self) -> None:
+        names = tuple(f"r{index}" for index in range(self._options.replicas))
+        self._nats = EmbeddedNats(
+            self.state.folder / "nats",
+            cluster=self._options.cluster,
+            replicas=names,
+            port=self._options.bus_port,
+        )
+        try:
+            await self._nats.start()
+        except WarmrouteError as error:
+            raise CommandError(str(error)) from error
+        write_cluster(self.state, cluster_config(self._options, self.state, self._nats.url))
+        self._say(f"bus      nats-server on {self._nats.url}")
+
+    def _child(self, name: str, module: str, role: str, extra: tuple[str, ...] = ()) -> Child:
+        assert self._nats is not None
+        user, password = self._nats.credentials(role)
+        environ = {
+            "WARMROUTE_BUS__USER": user,
+            "WARMROUTE_BUS__PASSWORD": password,
+            "OMP_NUM_THREADS": str(self._options.replica_settings.get("threads", 1)),
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        args = ("--config", str(self.state.cluster_file), *extra)
+        log = self.state.log(name)
+        log.write_bytes(b"")
+        return Child(name, module, args, environ, log)
+
+    async def _start_replicas(self) -> None:
+        self._say(f"replicas {self._options.replicas} starting (loading the model)")
+        self._replicas = [
+            self._child(name, "replica.server", name, ("--replica", name))
+            for name in (f"r{index}" for index in range(self._options.replicas))
+        ]
+        async with asyncio.TaskGroup() as group:
+            for child in self._replicas:
+                group.create_task(self._start_one(child))
+
+    async def _start_one(self, child: Child) -> None:
+        began = time.monotonic()
+        url = await child.start(READY_S)
+        self._say(f"replica  {child.name} ready after {time.monotonic() - began:.1f} s ({url})")
+        self._watch(child)
+
+    async def _start_router(self) -> None:
+        self._router = self._child("router", "router.app", "router")
+        self.url = await self._router.start(READY_S)
+        self._say(f"router   {self.url}")
+        self._watch(self._router)
+
+    def _watch(self, child: Child) -> None:
+        self._watchers.append(asyncio.create_task(self._keep_alive(child)))
+
+    async def _keep_alive(self, child: Child) -> None:
+        budget = RestartBudget()
+        while True:
+            status = await child.wait()
+            if not budget.take():
+                self._fail(f"{child.name} ended again and again (status {status})")
+                return
+            self._say(f"{child.name} ended with status {status}: starting it again")
+            try:
+                await child.start(READY_S)
+            except CommandError as error:
+                self._fail(str(error))
+                return
+            self._say(f"{child.name} is back")
+
+    def _fail(self, reason: str) -> None:
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_result(reason)
+
+    async def _stop(self) -> None:
+        for task in self._watchers:
+            task.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        if self._router is not None:
+            await self._router.stop()
+        await asyncio.gather(*(child.stop() for child in self._replicas))
+        if self._nats is not None:
+            await self._nats.stop()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

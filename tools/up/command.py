@@ -1,0 +1,152 @@
+"""The command around the cluster: flags, progress lines, the ready message, Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.cli import CommandError
+from tools.fetch import default_model
+from tools.up.cluster import LocalCluster, UpOptions
+from tools.up.state import default_folder
+
+DEFAULT_NAME = "smollm2-135m-instruct"
+
+READY = """
+warmroute is up: {url}   (dashboard: {url}/dashboard)
+
+  curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\
+    -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="{key}")
+  answer = client.chat.completions.create(
+      model="{model}", messages=[{{"role": "user", "content": "Say hello."}}])
+  print(answer.choices[0].message.content)
+
+Logs and keys: {folder}. Ctrl-C stops everything.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="warmroute up", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="where the gateway listens")
+    parser.add_argument("--port", type=int, default=8000, help="the gateway's port (0: any free)")
+    parser.add_argument("--bus-port", type=int, default=0, help="nats-server's port (0: any free)")
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--model", type=Path, help="a GGUF file or a safetensors folder")
+    parser.add_argument("--model-name", help="what clients call the model")
+    parser.add_argument("--policy", default="warmroute", help="the routing policy to start with")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--kv-blocks", type=int, default=2048, help="KV blocks of each replica")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each replica")
+    parser.add_argument("--cluster", default="local", help="the cluster's name on the bus")
+    parser.add_argument("--state", type=Path, help="folder for keys, logs and the cluster file")
+    return parser
+
+
+def options_of(argv: Sequence[str]) -> UpOptions:
+    """Flags to options. Raises CommandError."""
+    flags = _parser().parse_args(argv)
+    if not 1 <= flags.replicas <= 64:
+        raise CommandError("--replicas takes 1 to 64")
+    model = flags.model or default_model(progress=_say)
+    if not model.exists():
+        raise CommandError(f"no model at {model}")
+    return UpOptions(
+        state=flags.state or default_folder(flags.cluster),
+        model=model.resolve(),
+        model_name=flags.model_name or (model.stem.lower() if flags.model else DEFAULT_NAME),
+        cluster=flags.cluster,
+        host=flags.host,
+        port=flags.port,
+        bus_port=flags.bus_port,
+        replicas=flags.replicas,
+        policy=flags.policy,
+        replica_settings={
+            "device": flags.device,
+            "dtype": flags.dtype,
+            "kv_blocks": flags.kv_blocks,
+            "threads": flags.threads,
+        },
+    )
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", flush=True)
+
+
+async def _run(options: UpOptions) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    began = time.monotonic()
+    stopped = asyncio.create_task(stop.wait())
+    cluster = LocalCluster(options, _say)
+    starting = asyncio.create_task(cluster.__aenter__())
+    try:
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            return 130
+        await starting
+        _say(f"ready after {time.monotonic() - began:.1f} s")
+        keys = cluster.state.keys
+        print(
+            READY.format(
+                url=cluster.url,
+                key=keys.api_key,
+                model=options.model_name,
+                folder=cluster.state.folder,
+            ),
+            flush=True,
+        )
+        failed = asyncio.create_task(cluster.wait_failed())
+        await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise CommandError(failed.result())
+        failed.cancel()
+        _say("stopping (streams may finish; Ctrl-C again to stop at once)")
+        return 0
+    finally:
+        stopped.cancel()
+        await _leave(cluster, starting, loop)
+
+
+async def _leave(
+    cluster: LocalCluster, starting: asyncio.Task[LocalCluster], loop: asyncio.AbstractEventLoop
+) -> None:
+    if starting.cancelled() or starting.exception() is not None:
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, cluster.hurry)
+    await cluster.__aexit__(None, None, None)
+    _say("stopped")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run until Ctrl-C. Raises CommandError."""
+    options = options_of(argv)
+    print(f"warmroute up: cluster '{options.cluster}', model {options.model_name}", flush=True)
+    try:
+        return asyncio.run(_run(options))
+    except* CommandError as group:
+        print(f"warmroute up: {_first(group)}", file=sys.stderr)
+        return 1
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,117 @@
+"""The state folder of a local cluster: its secrets, its cluster file, its logs, its lock.
+
+Everything in it is readable by its owner alone. Secrets are made once and kept, so that clients'
+keys and block identities survive a restart.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from configs.schema import ClusterConfig
+from tools.cli import CommandError
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner of the cluster holds in clear; the cluster file has hashes where it can."""
+
+    secret: str
+    admin_key: str
+    api_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """Paths and keys of one local cluster."""
+
+    folder: Path
+    keys: Keys
+
+    @property
+    def cluster_file(self) -> Path:
+        """Where every process of the cluster reads its settings."""
+        return self.folder / "cluster.toml"
+
+    def log(self, name: str) -> Path:
+        """The log of one child."""
+        return self.folder / "logs" / f"{name}.log"
+
+
+def default_folder(cluster: str) -> Path:
+    """$WARMROUTE_STATE, else the user's state folder."""
+    given = os.environ.get("WARMROUTE_STATE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "warmroute" / cluster
+
+
+def sha256_hex(key: str) -> str:
+    """How keys are kept at rest."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    temporary.replace(path)
+
+
+def read_keys(folder: Path) -> Keys:
+    """The keys of a cluster that was started before. Raises CommandError."""
+    try:
+        return msgspec.json.decode((folder / "keys.json").read_bytes(), type=Keys)
+    except FileNotFoundError:
+        raise CommandError(f"no cluster in {folder}: start one with `warmroute up`") from None
+    except msgspec.MsgspecError:
+        raise CommandError(
+            f"{folder / 'keys.json'} is damaged: remove it to make new keys"
+        ) from None
+
+
+def open_state(folder: Path) -> ClusterState:
+    """The state folder, made where it is missing."""
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    path = folder / "keys.json"
+    if not path.exists():
+        keys = Keys(
+            secret=secrets.token_hex(32),
+            admin_key=f"wr-admin-{secrets.token_urlsafe(24)}",
+            api_key=f"sk-wr-{secrets.token_urlsafe(24)}",
+        )
+        _write_private(path, msgspec.json.encode(keys))
+    return ClusterState(folder, read_keys(folder))
+
+
+def lock(state: ClusterState) -> int:
+    """Hold the folder for this process; released by the kernel, however it ends.
+
+    Raises CommandError when another `warmroute up` holds it.
+    """
+    descriptor = os.open(state.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise CommandError(
+            f"another `warmroute up` runs in {state.folder}: stop it or choose another --state"
+        ) from None
+    return descriptor
+
+
+def write_cluster(state: ClusterState, config: ClusterConfig) -> None:
+    """The cluster file that all children read."""
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    _write_private(state.cluster_file, tomli_w.dumps(tree).encode())

@@ -1,0 +1,118 @@
+"""`warmroute warm FILE`: make prompts warm for a tenant on k replicas, and prove it by a probe.
+
+FILE holds JSON lines, each either {"messages": [...]} or {"prompt": "..."}; "-" reads standard
+input. With --public the prompts become heads that every tenant shares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from configs.load import ConfigError, load_cluster
+from tools.admin import AdminClient
+from tools.cli import CommandError
+from tools.up.state import default_folder, read_keys
+
+MAX_FILE_BYTES = 64 * 1024 * 1024
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="warmroute warm",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("--tenant", default="default", help="whose cache scope to warm")
+    parser.add_argument("--replicas", type=int, default=1, metavar="K", help="on how many replicas")
+    parser.add_argument("--public", action="store_true", help="register as heads that all share")
+    parser.add_argument("--url", help="the gateway (default: the one that `warmroute up` started)")
+    parser.add_argument("--state", type=Path, help="state folder of the cluster")
+    parser.add_argument("--json", type=Path, help="write what the probes found here")
+    return parser
+
+
+def read_prompts(path: str) -> list[dict[str, Any]]:
+    """The prompts of a file. Raises CommandError that names the line, never its content."""
+    if path == "-":
+        data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    else:
+        try:
+            with Path(path).open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise CommandError(f"{path}: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise CommandError(f"{path} is over {MAX_FILE_BYTES} bytes")
+    prompts = []
+    for number, line in enumerate(data.splitlines(), 1):
+        if line.strip():
+            prompts.append(_prompt(line, f"{path}, line {number}"))
+    if not prompts:
+        raise CommandError(f"{path} holds no prompt")
+    return prompts
+
+
+def _prompt(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        prompt = json.loads(line)
+    except (ValueError, RecursionError):
+        raise CommandError(f"{where}: not JSON") from None
+    if not isinstance(prompt, dict) or not ({"messages", "prompt"} & prompt.keys()):
+        raise CommandError(f'{where}: needs "messages" or "prompt"')
+    return {key: prompt[key] for key in ("messages", "prompt") if key in prompt}
+
+
+async def _warm(flags: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    folder = flags.state or default_folder("local")
+    keys = read_keys(folder)
+    try:
+        router = load_cluster(folder / "cluster.toml").router
+    except ConfigError as error:
+        raise CommandError(str(error)) from error
+    prompts = read_prompts(flags.file)
+    probes = []
+    columns = (TextColumn("warming"), BarColumn(), MofNCompleteColumn())
+    async with aiohttp.ClientSession() as session:
+        url = flags.url or f"http://{router.host}:{router.port}"
+        admin = AdminClient(session, url, keys.admin_key)
+        with Progress(*columns, console=console) as progress:
+            for prompt in progress.track(prompts):
+                if flags.public:
+                    await admin.publish_prefix(prompt)
+                body = {**prompt, "tenant": flags.tenant, "replicas": flags.replicas}
+                probes.append(await admin.warm(body))
+    return probes
+
+
+def _table(probes: list[dict[str, Any]]) -> Table:
+    table = Table("prompt", "replica", "prompt tokens", "cached tokens", title="what a probe finds")
+    for number, probe in enumerate(probes, 1):
+        for of in probe["replicas"]:
+            table.add_row(
+                str(number), of["replica"], str(of["prompt_tokens"]), str(of["cached_tokens"])
+            )
+    return table
+
+
+def main(argv: Sequence[str]) -> int:
+    """Warm, then show the probes. Exit status 1 when a probe found nothing cached."""
+    flags = _parser().parse_args(argv)
+    console = Console()
+    probes = asyncio.run(_warm(flags, console))
+    console.print(_table(probes))
+    if flags.json:
+        flags.json.write_text(json.dumps(probes, indent=2) + "\n")
+    found = [of["cached_tokens"] for probe in probes for of in probe["replicas"]]
+    return int(not found or min(found) == 0)
