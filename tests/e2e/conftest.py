@@ -1,0 +1,33 @@
+"""One small cluster for all end-to-end tests: real processes, a tiny random model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from tests.e2e.up import Up
+
+MODEL = "tiny"
+
+
+@pytest.fixture(scope="session")
+def up(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Up]:
+    """A cluster that the tests share; they leave it running and well."""
+    state = tmp_path_factory.mktemp("state")
+    cluster = Up(
+        state, "--port", "0", "--model", str(tiny_model), "--model-name", MODEL, "--dtype", "float32"
+    )
+    try:
+        yield cluster.wait_ready()
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def client(up: Up) -> Iterator[OpenAI]:
+    """The official client, without retries of its own."""
+    with OpenAI(base_url=f"{up.url}/v1", api_key=up.key, max_retries=0, timeout=60) as client:
+        yield client
