@@ -18,7 +18,15 @@ def up(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[U
     """A cluster that the tests share; they leave it running and well."""
     state = tmp_path_factory.mktemp("state")
     cluster = Up(
-        state, "--port", "0", "--model", str(tiny_model), "--model-name", MODEL, "--dtype", "float32"
+        state,
+        "--port",
+        "0",
+        "--model",
+        str(tiny_model),
+        "--model-name",
+        MODEL,
+        "--dtype",
+        "float32",
     )
     try:
         yield cluster.wait_ready()

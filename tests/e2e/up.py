@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,7 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 START_S = 120.0
 
@@ -69,6 +73,27 @@ class Up:
         match = re.search(r"Bearer (\S+?)'", self.output)
         assert match
         return match[1]
+
+    def call(
+        self, method: str, path: str, body: bytes | None = None, key: str = ""
+    ) -> tuple[int, str]:
+        """One plain HTTP request: status and body."""
+        request = urllib.request.Request(f"{self.url}{path}", data=body, method=method)
+        request.add_header("Content-Type", "application/json")
+        if key:
+            request.add_header("Authorization", f"Bearer {key}")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def get_json(self, path: str) -> Any:
+        """A GET that must succeed."""
+        status, body = self.call("GET", path)
+        assert status == 200, body
+        return json.loads(body)
 
     def children(self) -> list[int]:
         """Process ids below it, at any depth."""

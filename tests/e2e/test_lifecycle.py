@@ -1,0 +1,160 @@
+"""Start, stop and recovery of the whole cluster, with real processes and real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.e2e.conftest import MODEL
+from tests.e2e.up import Up, alive, descendants, wait_until
+
+
+def start(state: Path, model: Path, *more: str) -> Up:
+    flags = ("--model", str(model), "--model-name", MODEL, "--dtype", "float32", "--replicas", "1")
+    return Up(state, "--port", "0", *flags, *more)
+
+
+def chat(client: OpenAI, **more):
+    settings = {"max_tokens": 4, **more}
+    return client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hello"}], **settings
+    )
+
+
+def test_ctrl_c_ends_every_child(tmp_path: Path, tiny_model: Path) -> None:
+    up = start(tmp_path, tiny_model)
+    try:
+        up.wait_ready()
+        children = up.children()
+        assert len(children) >= 3
+        assert up.interrupt() == 0
+        wait_until(lambda: not any(map(alive, children)), what="children end")
+    finally:
+        up.close()
+
+
+def test_a_start_after_kill_9_works(tmp_path: Path, tiny_model: Path) -> None:
+    first = start(tmp_path, tiny_model)
+    try:
+        first.wait_ready()
+        children = first.children()
+        first.process.kill()
+        first.process.wait(10)
+        wait_until(lambda: not any(map(alive, children)), what="children die with their parent")
+        second = start(tmp_path, tiny_model)
+        try:
+            second.wait_ready()
+            assert second.key == first.key
+            with OpenAI(base_url=f"{second.url}/v1", api_key=second.key) as client:
+                assert chat(client).choices
+        finally:
+            second.close()
+    finally:
+        first.close()
+
+
+def test_a_taken_port_is_a_clear_error(tmp_path: Path, tiny_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        up = Up(tmp_path, "--port", str(taken.getsockname()[1]), "--model", str(tiny_model))
+        try:
+            assert up.process.wait(30) == 1
+            up.close()
+            assert "--port" in up.output
+            assert "Traceback" not in up.output
+        finally:
+            up.close()
+
+
+def test_a_missing_model_is_a_clear_error(tmp_path: Path) -> None:
+    up = Up(tmp_path, "--port", "0", "--model", str(tmp_path / "none.gguf"))
+    try:
+        assert up.process.wait(30) == 1
+        up.close()
+        assert "no model at" in up.output
+        assert "Traceback" not in up.output
+    finally:
+        up.close()
+
+
+def replica_process(up: Up, name: str) -> int:
+    for pid in descendants(up.process.pid):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"replica.server" in words and name.encode() in words:
+            return pid
+    raise AssertionError(f"no process of {name}")
+
+
+def test_R17_a_replica_that_dies_mid_stream_is_an_error_and_the_next_request_works(
+    up: Up, client: OpenAI
+) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "talk for long"}],
+        max_tokens=1500,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    name = stream.response.headers["x-warmroute-replica"]
+    chunks = iter(stream)
+    for _ in range(3):
+        next(chunks)
+    os.kill(replica_process(up, name), signal.SIGKILL)
+    with pytest.raises(openai.APIError):
+        for chunk in chunks:
+            assert all(choice.finish_reason is None for choice in chunk.choices)
+    assert chat(client).choices
+    wait_until(lambda: healthy(up) == {"r0", "r1"}, 60, "the replica is back")
+
+
+def healthy(up: Up) -> set[str]:
+    replicas = up.get_json("/router/replicas")["replicas"]
+    return {of["replica"] for of in replicas if of["state"] == "healthy"}
+
+
+def test_E9_a_bus_that_restarts_costs_no_request(up: Up, client: OpenAI) -> None:
+    pid = next(
+        pid
+        for pid in descendants(up.process.pid)
+        if b"nats-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(3):
+        assert chat(client).choices
+    wait_until(lambda: digests_known(up), 60, "digests are known again")
+    assert chat(client).choices
+
+
+def digests_known(up: Up) -> bool:
+    replicas = up.get_json("/router/replicas")["replicas"]
+    return len(replicas) == 2 and all(of["digest_known"] for of in replicas)
+
+
+def test_readiness_and_health(up: Up) -> None:
+    assert up.call("GET", "/health")[0] == 200
+    assert up.call("GET", "/ready")[0] == 200
+
+
+def test_policy_changes_without_a_restart(up: Up, client: OpenAI) -> None:
+    keys = json.loads((up.state / "keys.json").read_text())
+    body = json.dumps({"policy": "round_robin"}).encode()
+    assert up.call("PUT", "/router/policy", body)[0] == 401
+    assert up.call("PUT", "/router/policy", body, key=keys["admin_key"])[0] == 200
+    try:
+        seen = {
+            client.chat.completions.with_raw_response.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}], max_tokens=1
+            ).headers["x-warmroute-replica"]
+            for _ in range(4)
+        }
+        assert seen == {"r0", "r1"}
+    finally:
+        up.call("PUT", "/router/policy", b'{"policy": "warmroute"}', key=keys["admin_key"])

@@ -1,0 +1,80 @@
+"""The other two uses: warming by command, and the live page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from tests.e2e.conftest import MODEL
+from tests.e2e.up import Up
+
+PROMPT = "You are the assistant of a library with very many books and very few readers. " * 8
+
+
+def warm(up: Up, file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools.cli", "warm", str(file), "--state", str(up.state), "--url"]
+        + [up.url, *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_warm_makes_a_first_request_warm(up: Up, client: OpenAI, tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": PROMPT}]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"messages": messages}) + "\n")
+    report = tmp_path / "probe.json"
+    run = warm(up, file, "--tenant", "default", "--replicas", "2", "--json", str(report))
+    assert run.returncode == 0, run.stdout + run.stderr
+    probes = json.loads(report.read_text())[0]["replicas"]
+    assert {probe["replica"] for probe in probes} == {"r0", "r1"}
+    assert all(probe["cached_tokens"] > 0 for probe in probes)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[*messages, {"role": "user", "content": "hi"}], max_tokens=2
+    )
+    assert answer.usage.prompt_tokens_details.cached_tokens > 64
+
+
+def test_warm_names_the_bad_line(up: Up, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"messages": []}\nnot json\n')
+    run = warm(up, file)
+    assert run.returncode == 1
+    assert "line 2" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.browser
+def test_the_dashboard_shows_replicas_and_decisions(up: Up, client: OpenAI, tmp_path: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        page = browser.new_page(viewport={"width": 1240, "height": 900})
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(f"{up.url}/dashboard")
+        for _ in range(3):
+            client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": PROMPT}], max_tokens=4
+            )
+        page.wait_for_function("document.querySelectorAll('.card').length == 2", timeout=20_000)
+        page.wait_for_function(
+            "document.querySelectorAll('#decisions tr.first').length >= 3", timeout=20_000
+        )
+        page.wait_for_function("document.querySelector('#ratio').textContent.includes('%')")
+        page.screenshot(path=str(tmp_path / "dashboard.png"))
+        assert page.inner_text("#state") == "live"
+        assert errors == []
+        browser.close()
