@@ -19,8 +19,18 @@ PROMPT = "You are the assistant of a library with very many books and very few r
 
 def warm(up: Up, file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tools.cli", "warm", str(file), "--state", str(up.state), "--url"]
-        + [up.url, *flags],
+        [
+            sys.executable,
+            "-m",
+            "tools.cli",
+            "warm",
+            str(file),
+            "--state",
+            str(up.state),
+            "--url",
+            up.url,
+            *flags,
+        ],
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,0 +1,64 @@
+"""The state folder of a local cluster."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from configs.load import load_cluster
+from tools.cli import CommandError
+from tools.up.cluster import UpOptions, check_port_free, cluster_config
+from tools.up.state import lock, open_state, read_keys, sha256_hex, write_cluster
+
+
+def options(folder: Path) -> UpOptions:
+    return UpOptions(state=folder, model=folder / "m.gguf", model_name="m", replicas=3)
+
+
+def test_keys_are_private_and_survive(tmp_path: Path) -> None:
+    first = open_state(tmp_path / "s")
+    second = open_state(tmp_path / "s")
+    assert first.keys == second.keys
+    assert stat.S_IMODE((tmp_path / "s" / "keys.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
+
+
+def test_two_clusters_have_different_secrets(tmp_path: Path) -> None:
+    assert open_state(tmp_path / "a").keys != open_state(tmp_path / "b").keys
+
+
+def test_the_cluster_file_reads_back_and_holds_no_api_key(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    config = cluster_config(options(tmp_path), state, "nats://127.0.0.1:1")
+    write_cluster(state, config)
+    assert load_cluster(state.cluster_file, environ={}) == config
+    text = state.cluster_file.read_text()
+    assert state.keys.api_key not in text
+    assert state.keys.admin_key not in text
+    assert sha256_hex(state.keys.api_key) in text
+    assert [replica.id for replica in config.replicas] == ["r0", "r1", "r2"]
+
+
+def test_one_holder_at_a_time(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    held = lock(state)
+    with pytest.raises(CommandError, match="another"):
+        lock(state)
+    os.close(held)
+    os.close(lock(state))
+
+
+def test_damaged_and_missing_keys_are_clear_errors(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="no cluster"):
+        read_keys(tmp_path)
+    (tmp_path / "keys.json").write_text("{")
+    with pytest.raises(CommandError, match="damaged"):
+        read_keys(tmp_path)
+
+
+def test_a_port_of_nobody_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="--port"):
+        check_port_free("203.0.113.1", 9)
