@@ -1,0 +1,233 @@
+"""One attempt of one request: decided and reserved, sent, its deltas taken, its end reported once.
+
+Between the choice, its reservation and the frame in the link's outbox there is no await. `finish`
+is the only release; every exit path leads there, and only its first call counts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from events.decision import RouteDecision
+from events.errors import CoreError, UserError
+from events.output import FINISH_ABORT, FINISH_ERROR, CoreDelta, Usage
+from events.request import CoreRequest, SamplingParams
+from kvstore.identity import KeyChain
+from router.errors import AttemptError, finish_failure, transport_failure
+from router.links import Links
+from router.route import Chooser, NoReplica, Outcome, RouteQuery
+from router.sink import AttemptSink, SinkLimits
+
+NOTHING = Usage(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One request, ready to be placed: ids, keys and limits; the same for all its attempts.
+
+    `prompt` is u32 little endian; `chain` its keys in the namespace of `pool`.
+    """
+
+    request_id: str
+    tenant: str
+    salt: bytes
+    model: str
+    pool: str
+    block_tokens: int
+    prompt: bytes
+    chain: KeyChain
+    sampling: SamplingParams
+    first_token_timeout_s: float
+    timeout_s: float
+    public_cut_blocks: int = 0
+    pin: str | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt) // 4
+
+    @property
+    def cost_tokens(self) -> int:
+        """The most tokens that the request can hold at once, in all children."""
+        return self.prompt_tokens + self.sampling.n * self.sampling.max_tokens
+
+    def query(self, attempt: int, exclude: frozenset[str]) -> RouteQuery:
+        """What the chooser is asked."""
+        return RouteQuery(
+            request_id=self.request_id,
+            attempt=attempt,
+            tenant=self.tenant,
+            pool=self.pool,
+            chain=self.chain,
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=self.sampling.n * self.sampling.max_tokens,
+            block_tokens=self.block_tokens,
+            ttft_deadline_ms=1000 * self.first_token_timeout_s,
+            exclude=exclude,
+            pin=self.pin,
+        )
+
+
+class RouteListener(Protocol):
+    """Who wants to know: metrics and the bus. Called on the event loop; must not block or raise."""
+
+    def decided(self, decision: RouteDecision) -> None:
+        """A replica was chosen and reserved."""
+
+    def ended(self, decision: RouteDecision, outcome: Outcome) -> None:
+        """An attempt ended; once per decision."""
+
+
+def unavailable(answer: NoReplica) -> UserError:
+    """Nobody can take the request now."""
+    return UserError(
+        CoreError(
+            status=503,
+            message=f"no replica can take the request: {answer.reason}",
+            type="server_error",
+            code="no_replica",
+            retry_after_s=max(1.0, answer.retry_after_s),
+        )
+    )
+
+
+class Attempt:
+    """A decision on its way. Made by the dispatcher with the reservation already taken."""
+
+    def __init__(
+        self, job: Job, decision: RouteDecision, dispatcher: Dispatcher, limits: SinkLimits
+    ) -> None:
+        self.decision = decision
+        self._job = job
+        self._dispatcher = dispatcher
+        self._link = dispatcher.links.get(decision.replica)
+        self._sink: AttemptSink | None = None
+        self._limits = limits
+        self._started_s = time.monotonic()
+        self._ttft_ms: float | None = None
+        self._last_delta_s = self._started_s
+        self._usage: dict[int, Usage] = {}
+        self._finished = False
+        self.answered = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the end was reported."""
+        return self._finished
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the replica was last heard on this attempt."""
+        return time.monotonic() - self._last_delta_s
+
+    def send(self) -> None:
+        """Register the sink and post the request. Raises AttemptError."""
+        if self._link is None:
+            raise transport_failure("the replica is not connected")
+        key = (self._job.request_id, self.decision.attempt)
+        sink = AttemptSink(key, self._job.sampling.n, self._limits, self._link.control)
+        self._link.submit(self._core_request(), sink)
+        self._sink = sink
+
+    async def take(self) -> tuple[CoreDelta, ...]:
+        """The next deltas. Raises AttemptError. Reports the first token and the end by itself."""
+        assert self._sink is not None
+        batch = await self._sink.take()
+        self._last_delta_s = time.monotonic()
+        for delta in batch:
+            if delta.finish is not None and delta.finish.reason in (FINISH_ERROR, FINISH_ABORT):
+                raise finish_failure(delta.finish.reason, delta.finish.error)
+            self._usage[delta.child] = delta.usage
+        self._report_first_token(batch[0].usage)
+        if self._sink.answered:
+            self.answered = True
+            self.finish("ok")
+        return batch
+
+    def fail(self, failure: AttemptError) -> None:
+        """Report an end that is not an answer."""
+        status = "client_gone" if failure.kind == "slow_reader" else failure.kind
+        self.finish(status, failure.replica_fault)
+
+    def finish(self, status: str, replica_fault: bool = False) -> None:
+        """Release everything and report; only the first call counts."""
+        if self._finished:
+            return
+        self._finished = True
+        if self._sink is not None and self._link is not None:
+            self._sink.release()
+            self._link.forget(self._sink)
+        outcome = self._outcome(status, replica_fault)
+        self._dispatcher.chooser.finish(self.decision.decision_id, outcome)
+        self._dispatcher.listener.ended(self.decision, outcome)
+
+    def _outcome(self, status: str, replica_fault: bool) -> Outcome:
+        first = self._usage.get(min(self._usage, default=0), NOTHING)
+        return Outcome(
+            status=status,
+            replica_fault=replica_fault,
+            cached_tokens=first.cached_tokens,
+            prompt_tokens=first.prompt_tokens,
+            completion_tokens=sum(usage.completion_tokens for usage in self._usage.values()),
+            ttft_ms=self._ttft_ms,
+            e2e_ms=1000 * (time.monotonic() - self._started_s),
+        )
+
+    def _report_first_token(self, usage: Usage) -> None:
+        if self._ttft_ms is not None:
+            return
+        self._ttft_ms = 1000 * (self._last_delta_s - self._started_s)
+        self._dispatcher.chooser.first_token(
+            self.decision.decision_id, usage.cached_tokens, usage.prompt_tokens, self._ttft_ms
+        )
+
+    def _core_request(self) -> CoreRequest:
+        job, decision = self._job, self.decision
+        return CoreRequest(
+            request_id=job.request_id,
+            attempt=decision.attempt,
+            trace_id=job.request_id,
+            tenant=job.tenant,
+            model=job.model,
+            prompt=job.prompt,
+            salt=job.salt,
+            sampling=job.sampling,
+            router_boot=self._dispatcher.router_boot,
+            dispatch_seq=decision.dispatch_seq,
+            public_cut_blocks=job.public_cut_blocks,
+            ttft_deadline_ms=1000 * job.first_token_timeout_s,
+            e2e_deadline_ms=1000 * job.timeout_s,
+            predicted_cached_tokens=decision.predicted_cached_tokens,
+        )
+
+
+class Dispatcher:
+    """Asks the chooser and makes attempts. Holds no state of its own."""
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        links: Links,
+        router_boot: str,
+        limits: SinkLimits,
+        listener: RouteListener,
+    ) -> None:
+        self.chooser = chooser
+        self.links = links
+        self.router_boot = router_boot
+        self.listener = listener
+        self._limits = limits
+
+    def decide(self, job: Job, attempt: int, failed: frozenset[str]) -> Attempt:
+        """Choose and reserve a replica that has not failed this request.
+
+        Raises UserError (503) when there is none.
+        """
+        answer = self.chooser.decide(job.query(attempt, failed))
+        if isinstance(answer, NoReplica):
+            raise unavailable(answer)
+        self.listener.decided(answer)
+        return Attempt(job, answer, self, self._limits)

@@ -1,0 +1,84 @@
+"""What can go wrong between the gateway and a replica.
+
+WarmrouteError
+  LinkRefusedError     a replica's address or answer is not acceptable; nothing is sent to it
+  AttemptError   one attempt of a request ended without its answer
+"""
+
+from __future__ import annotations
+
+from events.errors import CoreError, WarmrouteError
+
+TRANSPORT = "transport"
+REFUSED = "refused"
+TIMEOUT = "timeout"
+ERROR = "error"
+SLOW_READER = "slow_reader"
+
+
+class LinkRefusedError(WarmrouteError):
+    """`reason` is one word for counters, the message is for people."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class AttemptError(WarmrouteError):
+    """One attempt ended badly. `kind` is one of the names above; `error` is for the client."""
+
+    def __init__(self, kind: str, error: CoreError) -> None:
+        super().__init__(error.message)
+        self.kind = kind
+        self.error = error
+
+    @property
+    def replica_fault(self) -> bool:
+        """Whether a breaker may count it: transport, timeouts and 5xx, never a caller's mistake."""
+        if self.kind == ERROR:
+            return self.error.status >= 500
+        return self.kind in (TRANSPORT, TIMEOUT)
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another replica may be asked, as long as nothing was delivered yet."""
+        return self.kind in (TRANSPORT, REFUSED) or (
+            self.kind == ERROR and self.error.status >= 500
+        )
+
+
+def transport_failure(message: str) -> AttemptError:
+    """The link broke, or was not there."""
+    error = CoreError(
+        status=503,
+        message=message,
+        type="server_error",
+        code="replica_unreachable",
+        retry_after_s=1.0,
+    )
+    return AttemptError(TRANSPORT, error)
+
+
+def timeout_failure(message: str) -> AttemptError:
+    """A deadline passed."""
+    error = CoreError(status=504, message=message, type="server_error", code="timeout")
+    return AttemptError(TIMEOUT, error)
+
+
+def slow_reader_failure() -> AttemptError:
+    """The client did not take what it asked for."""
+    error = CoreError(status=408, message="the answer was not read in time", code="slow_reader")
+    return AttemptError(SLOW_READER, error)
+
+
+def finish_failure(reason: str, error: CoreError | None) -> AttemptError:
+    """A child ended with "error" or with an "abort" that nobody here asked for."""
+    if error is None:
+        error = CoreError(
+            status=503,
+            message=f"the replica ended the request ({reason})",
+            type="server_error",
+            code="replica_aborted",
+            retry_after_s=1.0,
+        )
+    return AttemptError(REFUSED if error.reroute else ERROR, error)

@@ -1,0 +1,145 @@
+"""One request across its attempts: another replica is asked only before anything was delivered.
+
+A retry needs three things: nothing delivered yet, an attempt left, and credit in the budget that
+all requests share, so that a broken fleet is not hit with several times its traffic. After the
+first delta a broken replica ends the request with an error, never with a clean end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from events.errors import UserError
+from events.output import CoreDelta
+from router.dispatch import Attempt, Dispatcher, Job
+from router.errors import AttemptError, timeout_failure
+
+STALL_S = 10.0
+"""A deadline that passes while the replica was silent for this long is held against it."""
+
+
+class RetryBudget:
+    """Each request brings `ratio` of a retry, up to `most`; a retry takes one."""
+
+    def __init__(self, ratio: float = 0.2, most: float = 20.0) -> None:
+        self._ratio = ratio
+        self._most = most
+        self._credit = most
+
+    def deposit(self) -> None:
+        """A request came."""
+        self._credit = min(self._most, self._credit + self._ratio)
+
+    def withdraw(self) -> bool:
+        """Whether one more retry is allowed; takes it."""
+        if self._credit < 1.0:
+            return False
+        self._credit -= 1.0
+        return True
+
+
+class Run:
+    """A request being answered. Use as a context manager: leaving it releases everything, and
+    tells the replica to stop unless the answer is complete."""
+
+    def __init__(self, job: Job, dispatcher: Dispatcher, budget: RetryBudget, retries: int) -> None:
+        self.job = job
+        self.delivered = False
+        self._dispatcher = dispatcher
+        self._budget = budget
+        self._retries = 0 if job.pin else retries
+        self._attempts = 0
+        self._failed: frozenset[str] = frozenset()
+        self._cause: AttemptError | None = None
+        self._attempt: Attempt | None = None
+        self._started_s = asyncio.get_running_loop().time()
+        budget.deposit()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._attempt is not None:
+            self._attempt.finish("client_gone")
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The newest attempt; its decision names the replica that answers."""
+        return self._attempt
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is complete."""
+        return self._attempt is not None and self._attempt.answered
+
+    async def next(self, idle_s: float) -> tuple[CoreDelta, ...]:
+        """The next deltas, or () when nothing came within `idle_s`. Raises UserError."""
+        loop = asyncio.get_running_loop()
+        wake_s = loop.time() + idle_s
+        while True:
+            try:
+                attempt = self._sent_attempt()
+                async with asyncio.timeout_at(min(wake_s, self._deadline_s())):
+                    batch = await attempt.take()
+            except AttemptError as failure:
+                self._give_up_or_retry(failure)
+            except TimeoutError:
+                if loop.time() < self._deadline_s():
+                    return ()
+                self._time_out()
+            else:
+                self.delivered = True
+                return batch
+
+    def _sent_attempt(self) -> Attempt:
+        if self._attempt is None or self._attempt.finished:
+            self._attempts += 1
+            self._attempt = self._place()
+            self._attempt.send()
+        return self._attempt
+
+    def _place(self) -> Attempt:
+        try:
+            return self._dispatcher.decide(self.job, self._attempts, self._failed)
+        except UserError as nobody:
+            # Nobody else is there: the first cause says more than "no replica".
+            if self._cause is None:
+                raise
+            raise UserError(self._cause.error) from nobody
+
+    def _deadline_s(self) -> float:
+        """Loop time by which the next thing has to happen."""
+        budget_s = self.job.timeout_s
+        if not self.delivered:
+            budget_s = min(budget_s, self.job.first_token_timeout_s)
+        return self._started_s + budget_s
+
+    def _give_up_or_retry(self, failure: AttemptError) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        attempt.fail(failure)
+        if not self._may_retry(failure):
+            raise UserError(failure.error) from failure
+        self._failed |= {attempt.decision.replica}
+        self._cause = failure
+
+    def _may_retry(self, failure: AttemptError) -> bool:
+        return (
+            not self.delivered
+            and failure.retryable
+            and self._attempts <= self._retries
+            and self._budget.withdraw()
+        )
+
+    def _time_out(self) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        silent = not self.delivered or attempt.silent_s > STALL_S
+        attempt.finish("timeout", replica_fault=silent)
+        raise UserError(timeout_failure("the request took longer than allowed").error)

@@ -1,0 +1,147 @@
+"""All links of this router: one for each live replica that the fleet knows and the rules allow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+
+import aiohttp
+
+from router.address import AllowList
+from router.errors import LinkRefusedError
+from router.link import HANDSHAKE_S, LinkStateListener, LinkTarget, ReplicaLink, RouterIdentity
+
+log = logging.getLogger(__name__)
+
+RECONCILE_S = 0.1
+MAX_LINKS = 1_024
+
+
+async def _forbid_redirect(
+    session: aiohttp.ClientSession, context: SimpleNamespace, params: object
+) -> None:
+    raise LinkRefusedError("redirect", "a replica's link answered with a redirect")
+
+
+def _client_session() -> aiohttp.ClientSession:
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(_forbid_redirect)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None, connect=HANDSHAKE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trace_configs=[trace],
+        trust_env=False,
+    )
+
+
+class Links:
+    """Follows `targets()`. A replica that left keeps its link until its last stream has ended; a
+    larger boot replaces the link at once."""
+
+    def __init__(
+        self,
+        targets: Callable[[], Iterable[LinkTarget]],
+        allow: AllowList,
+        identity: RouterIdentity,
+        on_state: LinkStateListener,
+    ) -> None:
+        self.refused: Counter[str] = Counter()
+        self._targets = targets
+        self._allow = allow
+        self._identity = identity
+        self._on_state = on_state
+        self._links: dict[str, ReplicaLink] = {}
+        self._leaving: dict[LinkTarget, ReplicaLink] = {}
+        self._rejected: set[LinkTarget] = set()
+        self._session: aiohttp.ClientSession | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to follow."""
+        self._session = _client_session()
+        self._task = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Close every link."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        links = [*self._links.values(), *self._leaving.values()]
+        self._links.clear()
+        self._leaving.clear()
+        await asyncio.gather(*(link.close() for link in links))
+        if self._session is not None:
+            await self._session.close()
+
+    def get(self, replica: str) -> ReplicaLink | None:
+        """The replica's current link, up or not."""
+        return self._links.get(replica)
+
+    def up(self) -> list[ReplicaLink]:
+        """The links that requests can be sent on."""
+        return [link for link in self._links.values() if link.up]
+
+    def all(self) -> list[ReplicaLink]:
+        """Every current link."""
+        return list(self._links.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts in all tables."""
+        return sum(link.in_flight for link in (*self._links.values(), *self._leaving.values()))
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._reconcile()
+            except Exception:
+                log.exception("following the fleet failed; trying again")
+            await asyncio.sleep(RECONCILE_S)
+
+    async def _reconcile(self) -> None:
+        wanted = {target.replica: target for target in self._targets()}
+        for replica, link in list(self._links.items()):
+            if wanted.get(replica) != link.target:
+                del self._links[replica]
+                await self._retire(link, replaced=replica in wanted)
+        for target in wanted.values():
+            if target.replica not in self._links and self._admit(target):
+                self._links[target.replica] = self._link_to(target)
+        self._rejected &= set(wanted.values())
+        await self._close_idle()
+
+    def _link_to(self, target: LinkTarget) -> ReplicaLink:
+        returning = self._leaving.pop(target, None)
+        if returning is not None:
+            return returning
+        link = ReplicaLink(target, self._session, self._identity, self._on_state)
+        link.start()
+        return link
+
+    def _admit(self, target: LinkTarget) -> bool:
+        if target in self._rejected or len(self._links) >= MAX_LINKS:
+            return False
+        try:
+            self._allow.check(target.url)
+        except LinkRefusedError as error:
+            self._rejected.add(target)
+            self.refused[error.reason] += 1
+            log.warning("replica %s refused: %s", target.replica, error)
+            return False
+        return True
+
+    async def _retire(self, link: ReplicaLink, replaced: bool) -> None:
+        if replaced:
+            await link.close()
+        else:
+            self._leaving[link.target] = link
+
+    async def _close_idle(self) -> None:
+        for target, link in list(self._leaving.items()):
+            if not (link.up and link.in_flight):
+                self._leaving.pop(target, None)
+                await link.close()

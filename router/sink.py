@@ -1,0 +1,182 @@
+"""The sink of one attempt: where its deltas wait for their reader. Bounded, closed exactly once.
+
+Credits go from the client's socket to the engine: while the reader lags, deltas of one child are
+merged; above half the limit the replica is told to hold the request; a reader that stays behind,
+or a replica that ignores the hold, ends the attempt. A neighbour is never blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from events.output import CoreDelta
+from events.request import Abort, Hold, Resume
+from router.errors import AttemptError, slow_reader_failure
+
+Control = Callable[[Abort | Hold | Resume], None]
+"""Sends a frame to the replica; never blocks, never raises."""
+
+_DELTA_BYTES = 256
+_OVERRUN = 2
+_HOLD_GRACE_S = 1.0
+_HARD_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SinkLimits:
+    """`buffer_bytes` may wait for the reader; a held attempt ends after `slow_reader_s`."""
+
+    buffer_bytes: int
+    slow_reader_s: float
+
+
+def weight_bytes(delta: CoreDelta) -> int:
+    """About what a waiting delta costs."""
+    alternatives = sum(1 + len(entry.top) for entry in delta.logprobs)
+    return _DELTA_BYTES + 2 * len(delta.text) + 8 * len(delta.token_ids) + 96 * alternatives
+
+
+def merge(deltas: list[CoreDelta]) -> tuple[CoreDelta, ...]:
+    """One delta per child: texts, ids and logprobs joined in order, newest usage and finish."""
+    children: dict[int, list[CoreDelta]] = {}
+    for delta in deltas:
+        children.setdefault(delta.child, []).append(delta)
+    return tuple(_join(parts) for parts in children.values())
+
+
+def _join(parts: list[CoreDelta]) -> CoreDelta:
+    last = parts[-1]
+    if len(parts) == 1:
+        return last
+    return CoreDelta(
+        last.request_id,
+        last.attempt,
+        last.child,
+        "".join(part.text for part in parts),
+        tuple(token for part in parts for token in part.token_ids),
+        tuple(entry for part in parts for entry in part.logprobs),
+        last.usage,
+        last.finish,
+    )
+
+
+class AttemptSink:
+    """Made before the request is sent. The link calls `put` and `fail`, dispatch `take`."""
+
+    def __init__(
+        self,
+        key: tuple[str, int],
+        children: int,
+        limits: SinkLimits,
+        control: Control,
+    ) -> None:
+        self.key = key
+        self._open = set(range(children))
+        self._limits = limits
+        self._control = control
+        self._waiting: list[CoreDelta] = []
+        self._bytes = 0
+        self._ready = asyncio.Event()
+        self._failure: AttemptError | None = None
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._held_since_s = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come: every child has finished, or the attempt failed."""
+        return not self._open or self._failure is not None
+
+    @property
+    def answered(self) -> bool:
+        """Every child has finished, nothing failed, and the reader has taken all of it."""
+        return not self._open and self._failure is None and not self._waiting
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What waits for the reader."""
+        return self._bytes
+
+    @property
+    def held(self) -> bool:
+        """Whether the replica was told to hold."""
+        return self._hold_timer is not None
+
+    def put(self, delta: CoreDelta) -> bool:
+        """Take a delta in; False when it belongs to no open child (late, doubled or foreign)."""
+        if self._failure is not None or delta.child not in self._open:
+            return False
+        if delta.finish is not None:
+            self._open.remove(delta.child)
+        self._waiting.append(delta)
+        self._bytes += weight_bytes(delta)
+        self._ready.set()
+        self._watch()
+        return True
+
+    def fail(self, failure: AttemptError) -> None:
+        """End the attempt; only the first failure counts, and none after a complete answer."""
+        if self.ended:
+            return
+        self._failure = failure
+        self._cancel_hold()
+        self._ready.set()
+
+    def release(self) -> None:
+        """The reader leaves. Tells the replica, unless it has already ended the attempt."""
+        if not self.ended:
+            self._control(Abort(request_id=self.key[0], attempt=self.key[1]))
+            self._open.clear()
+        self._cancel_hold()
+        self._waiting.clear()
+        self._bytes = 0
+
+    async def take(self) -> tuple[CoreDelta, ...]:
+        """All that waits, merged per child; waits for at least one. Raises AttemptError, after
+        what came before the failure was taken."""
+        while not self._waiting:
+            if self._failure is not None:
+                raise self._failure
+            self._ready.clear()
+            await self._ready.wait()
+        batch, self._waiting, self._bytes = self._waiting, [], 0
+        if self._cancel_hold() and not self.ended:
+            self._control(Resume(request_id=self.key[0], attempt=self.key[1]))
+        return merge(batch)
+
+    def _watch(self) -> None:
+        if self._bytes > self._limits.buffer_bytes // 2 and self._open:
+            self._hold()
+        if self._overrun():
+            self._give_up()
+
+    def _hold(self) -> None:
+        if self._hold_timer is not None:
+            return
+        self._control(Hold(request_id=self.key[0], attempt=self.key[1]))
+        loop = asyncio.get_running_loop()
+        self._held_since_s = loop.time()
+        self._hold_timer = loop.call_later(self._limits.slow_reader_s, self._give_up)
+
+    def _overrun(self) -> bool:
+        """The replica goes on although it was told to hold. One large delta is no overrun."""
+        if self._hold_timer is None or self._bytes <= _OVERRUN * self._limits.buffer_bytes:
+            return False
+        held_s = asyncio.get_running_loop().time() - self._held_since_s
+        return held_s > _HOLD_GRACE_S or self._bytes > _HARD_BYTES
+
+    def _give_up(self) -> None:
+        if self.ended:
+            return
+        self._control(Abort(request_id=self.key[0], attempt=self.key[1]))
+        self._waiting.clear()
+        self._bytes = 0
+        self.fail(slow_reader_failure())
+
+    def _cancel_hold(self) -> bool:
+        held = self._hold_timer is not None
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+        return held

@@ -1,0 +1,351 @@
+"""A scripted replica: a real WebSocket server that speaks the link's frames and does as it is told.
+
+A script is an async function of one `Call`; it may answer, wait, break the connection, or answer
+after the abort. The replica tells the fleet about itself by calling a FeedListener directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+from aiohttp import WSMsgType, web
+
+from events.errors import CoreError
+from events.feed import FeedListener
+from events.load import (
+    DecodeFit,
+    DigestShape,
+    KVLayout,
+    PrefillFit,
+    ReplicaHello,
+    ReplicaLoad,
+)
+from events.output import (
+    CacheCleared,
+    CoreDelta,
+    CoreFinish,
+    LinkWelcome,
+    StepFrame,
+    TokenLogprob,
+    Usage,
+)
+from events.request import (
+    LINK_VERSION,
+    Abort,
+    ClearCache,
+    CoreRequest,
+    Hold,
+    LinkHello,
+    Resume,
+)
+from events.wire import decode_router_frame, encode
+from kvstore.identity import HASH_VERSION, key_id
+
+DIGEST = DigestShape(bits=65_536, k=8)
+
+
+class Call:
+    """One submitted attempt as the script sees it."""
+
+    def __init__(self, replica: FakeReplica, ws: web.WebSocketResponse, request: CoreRequest):
+        self.replica = replica
+        self.ws = ws
+        self.request = request
+        self.aborted = asyncio.Event()
+        self.held = asyncio.Event()
+        self.resumed = asyncio.Event()
+        self.sent_tokens = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt) // 4
+
+    async def send(
+        self,
+        text: str = "",
+        ids: Sequence[int] | None = None,
+        *,
+        child: int = 0,
+        finish: str | None = None,
+        error: CoreError | None = None,
+        cached: int = 0,
+        attempt: int | None = None,
+    ) -> None:
+        """One StepFrame with one delta; `ids` default to one id per text."""
+        tokens = tuple(ids if ids is not None else ([1] if text else []))
+        self.sent_tokens += len(tokens)
+        wanted = self.request.sampling.logprobs
+        logprobs = tuple(TokenLogprob(i, -0.5, ((i, -0.5),)[: wanted or 0]) for i in tokens)
+        delta = CoreDelta(
+            self.request.request_id,
+            self.request.attempt if attempt is None else attempt,
+            child,
+            text,
+            tokens,
+            logprobs if wanted is not None else (),
+            Usage(self.prompt_tokens, cached, self.sent_tokens),
+            CoreFinish(reason=finish, error=error) if finish else None,
+        )
+        await self.ws.send_bytes(encode(StepFrame(deltas=(delta,))))
+
+    async def refuse(self, error: CoreError) -> None:
+        """End every child with an error."""
+        for child in range(self.request.sampling.n):
+            await self.send(child=child, finish="error", error=error)
+
+    async def answer(self, words: Sequence[str] = ("one", " two", " three"), cached: int = 0):
+        """A whole, clean answer for every child."""
+        for child in range(self.request.sampling.n):
+            limit = self.request.sampling.max_tokens
+            for word in list(words)[:limit]:
+                await self.send(word, child=child, cached=cached)
+            reason = "stop" if limit > len(words) else "length"
+            await self.send(child=child, finish=reason, cached=cached)
+
+
+Script = Callable[[Call], Awaitable[None]]
+
+
+async def echo(call: Call) -> None:
+    """Answer at once: usually before the router's send has returned."""
+    await call.answer()
+
+
+async def silent(call: Call) -> None:
+    """Never answer."""
+    await call.aborted.wait()
+
+
+async def die_in_stream(call: Call) -> None:
+    """Two deltas, then the connection breaks."""
+    await call.send("one")
+    await call.send(" two")
+    call.replica.break_links()
+
+
+def stall(release: asyncio.Event) -> Script:
+    """Answer once released, or stop when aborted."""
+
+    async def script(call: Call) -> None:
+        waits = [asyncio.ensure_future(e.wait()) for e in (release, call.aborted)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if not call.aborted.is_set():
+            await call.answer()
+
+    return script
+
+
+def refuse(error: CoreError) -> Script:
+    """Answer every request with this error."""
+
+    async def script(call: Call) -> None:
+        await call.refuse(error)
+
+    return script
+
+
+class FakeReplica:
+    """Use as an async context manager."""
+
+    def __init__(
+        self,
+        replica_id: str = "r0",
+        *,
+        secret: str = "link-secret",
+        cluster_key: bytes = b"\1" * 32,
+        boot: int = 1,
+        script: Script = echo,
+        model: str = "tiny",
+        weights: str = "w",
+        tokenizer: str = "t",
+        template: str = "c",
+        context_tokens: int = 2048,
+        block_tokens: int = 16,
+    ) -> None:
+        self.replica_id = replica_id
+        self.boot = boot
+        self.script = script
+        self.calls: list[Call] = []
+        self.cleared = 0
+        self.hellos: list[LinkHello] = []
+        self.secret = secret
+        self.draining = False
+        self.arrived = asyncio.Event()
+        self._live: dict[tuple[str, int], Call] = {}
+        self._sockets: set[web.WebSocketResponse] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._runner: web.AppRunner | None = None
+        self._heart: asyncio.Task[None] | None = None
+        self._identity = (model, weights, tokenizer, template, context_tokens, block_tokens)
+        self._key_id = key_id(cluster_key)
+        self.port = 0
+
+    async def __aenter__(self) -> FakeReplica:
+        app = web.Application()
+        app.router.add_get("/link", self._link)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.die()
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/link"
+
+    @property
+    def open_calls(self) -> int:
+        """Scripts that still run."""
+        return len(self._live)
+
+    def hello(self) -> ReplicaHello:
+        model, weights, tokenizer, template, context, block = self._identity
+        return ReplicaHello(
+            model=model,
+            weights=weights,
+            tokenizer=tokenizer,
+            template=template,
+            layout=KVLayout(
+                dtype="float32", layers=2, kv_heads=2, head_dim=16, block_tokens=block, rope="r"
+            ),
+            hash_version=HASH_VERSION,
+            key_id=self._key_id,
+            digest=DIGEST,
+            link_url=self.url,
+            context_tokens=context,
+            total_blocks=2048,
+            max_running=32,
+            device="cpu",
+            version="test",
+        )
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(
+            digest_generation=1,
+            digest_seq=0,
+            waiting=0,
+            running=0,
+            queued_prefill_tokens=0,
+            running_context_tokens=0,
+            free_blocks=2048,
+            cached_blocks=0,
+            total_blocks=2048,
+            step_ms=1.0,
+            prefill=PrefillFit(1.0, 1.0, 0.0, 1.0),
+            decode=DecodeFit(1.0, 0.1, 0.0, 1.0),
+            seen={},
+            draining=self.draining,
+            engine_steps=1,
+            digest_false_positive_rate=0.0,
+            prompt_tokens_total=0,
+            cached_tokens_total=0,
+            preemptions_total=0,
+        )
+
+    def announce(self, listener: FeedListener, every_s: float = 0.05) -> None:
+        """Hello, an empty digest, then heartbeats until the replica dies."""
+        listener.on_hello(self.replica_id, self.boot, self.hello())
+        bits = np.zeros(DIGEST.bits // 8, dtype=np.uint8)
+        listener.on_digest_reset(self.replica_id, self.boot, 1, 0, DIGEST, bits)
+        listener.on_load(self.replica_id, self.boot, self.load())
+        self._heart = asyncio.create_task(self._beat(listener, every_s))
+
+    async def _beat(self, listener: FeedListener, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            listener.on_load(self.replica_id, self.boot, self.load())
+
+    def break_links(self) -> None:
+        """Cut every connection without a farewell."""
+        for ws in list(self._sockets):
+            transport = ws._req.transport if ws._req is not None else None
+            if transport is not None:
+                transport.abort()
+
+    def quiet(self) -> None:
+        """Stop the heartbeats."""
+        if self._heart is not None:
+            self._heart.cancel()
+            self._heart = None
+
+    async def die(self) -> None:
+        """As after kill -9: links cut, port closed."""
+        self.quiet()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.break_links()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def wait_calls(self, count: int, timeout_s: float = 5.0) -> None:
+        """Until `count` attempts have arrived in all."""
+        async with asyncio.timeout(timeout_s):
+            while len(self.calls) < count:
+                self.arrived.clear()
+                await self.arrived.wait()
+
+    async def _link(self, request: web.Request) -> web.WebSocketResponse:
+        ws = web.WebSocketResponse(max_msg_size=0, heartbeat=30)
+        await ws.prepare(request)
+        self._sockets.add(ws)
+        try:
+            if await self._greet(ws):
+                async for message in ws:
+                    if message.type is WSMsgType.BINARY:
+                        await self._handle(ws, message.data)
+        except ConnectionError:
+            pass
+        finally:
+            self._sockets.discard(ws)
+            for call in [c for c in self._live.values() if c.ws is ws]:
+                call.aborted.set()
+        return ws
+
+    async def _greet(self, ws: web.WebSocketResponse) -> bool:
+        frame = decode_router_frame((await ws.receive()).data)
+        assert isinstance(frame, LinkHello)
+        self.hellos.append(frame)
+        if not hmac.compare_digest(frame.secret, self.secret):
+            await ws.close(code=4403)
+            return False
+        welcome = LinkWelcome(version=LINK_VERSION, replica=self.replica_id, boot=self.boot)
+        await ws.send_bytes(encode(welcome))
+        return True
+
+    async def _handle(self, ws: web.WebSocketResponse, data: bytes) -> None:
+        frame = decode_router_frame(data)
+        if isinstance(frame, CoreRequest):
+            call = Call(self, ws, frame)
+            self.calls.append(call)
+            self._live[frame.request_id, frame.attempt] = call
+            self.arrived.set()
+            task = asyncio.create_task(self._run(call))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif isinstance(frame, ClearCache):
+            self.cleared += 1
+            await ws.send_bytes(encode(CacheCleared(command_id=frame.command_id, blocks=7)))
+        elif isinstance(frame, Abort | Hold | Resume):
+            call = self._live.get((frame.request_id, frame.attempt))
+            if call is not None:
+                names = {Abort: "aborted", Hold: "held", Resume: "resumed"}
+                getattr(call, names[type(frame)]).set()
+
+    async def _run(self, call: Call) -> None:
+        try:
+            await self.script(call)
+        except ConnectionError:
+            pass
+        finally:
+            self._live.pop((call.request.request_id, call.request.attempt), None)

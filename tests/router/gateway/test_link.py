@@ -1,0 +1,416 @@
+"""The link: sinks before sends, one end per attempt, allowed addresses, nothing late gets in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from events.errors import CoreError, UserError
+from events.request import SamplingParams
+from router.address import AllowList
+from router.dispatch import Dispatcher
+from router.errors import LinkRefusedError
+from router.failover import RetryBudget, Run
+from router.link import LinkTarget, RouterIdentity
+from router.links import Links
+from router.sink import SinkLimits
+from tests.fakes.replica import FakeReplica, die_in_stream, echo, refuse, silent
+from tests.router.gateway.kit import Deaf, PlainChooser, job, until
+
+IDENTITY = RouterIdentity("router-0", "boot-1", "link-secret")
+BUSY = CoreError(status=429, message="full", code="queue_full", retry_after_s=3, reroute=True)
+
+
+class Rig:
+    """Links over scripted replicas, a plain chooser, and a dispatcher."""
+
+    def __init__(self, replicas: list[FakeReplica]) -> None:
+        self.replicas = replicas
+        self.targets = [LinkTarget(r.replica_id, r.boot, r.url) for r in replicas]
+        self.chooser = PlainChooser()
+        self.links = Links(lambda: self.targets, AllowList(), IDENTITY, self.chooser.link_state)
+        self.listener = Deaf()
+        self.limits = SinkLimits(buffer_bytes=4096, slow_reader_s=0.3)
+        self.budget = RetryBudget()
+        self.dispatcher = Dispatcher(
+            self.chooser, self.links, IDENTITY.boot, self.limits, self.listener
+        )
+
+    def run(self, retries: int = 2, **changes: object) -> Run:
+        return Run(job(**changes), self.dispatcher, self.budget, retries)
+
+    async def up(self) -> None:
+        await until(lambda: len(self.links.up()) == len(self.targets))
+
+    def idle(self) -> bool:
+        booked = sum(self.chooser.booked.values())
+        calls = sum(replica.open_calls for replica in self.replicas)
+        return booked == 0 and self.links.in_flight == 0 and calls == 0
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with FakeReplica("r0") as first, FakeReplica("r1") as second:
+        rig = Rig([first, second])
+        await rig.links.start()
+        await rig.up()
+        yield rig
+        await rig.links.close()
+
+
+async def collect(run: Run, texts: list[str] | None = None) -> str:
+    texts = [] if texts is None else texts
+    with run:
+        while not run.done:
+            texts.extend(delta.text for delta in await run.next(1.0))
+    return "".join(texts)
+
+
+async def test_an_answer_inside_submit_is_not_lost(rig: Rig) -> None:
+    assert await collect(rig.run()) == "one two three"
+    assert rig.chooser.statuses == ["ok"]
+    assert len(rig.chooser.first_tokens) == 1
+    await until(rig.idle)
+
+
+async def test_children_are_told_apart(rig: Rig) -> None:
+    run = rig.run(sampling=SamplingParams(max_tokens=8, seed=1, n=3))
+    texts = {0: "", 1: "", 2: ""}
+    with run:
+        while not run.done:
+            for delta in await run.next(1.0):
+                texts[delta.child] += delta.text
+    assert set(texts.values()) == {"one two three"}
+
+
+async def test_R1_load_is_booked_before_the_answer(rig: Rig) -> None:
+    for replica in rig.replicas:
+        replica.script = silent
+    runs = [rig.run() for _ in range(8)]
+    tasks = [asyncio.create_task(collect(run)) for run in runs]
+    await asyncio.gather(*(replica.wait_calls(4) for replica in rig.replicas))
+    assert rig.chooser.booked == {"r0": 4, "r1": 4}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await until(rig.idle)
+    assert rig.chooser.statuses == ["client_gone"] * 8
+
+
+async def test_R15_link_loss_fails_each_attempt_once_and_it_is_retried(rig: Rig) -> None:
+    async def die(call):
+        call.replica.break_links()
+
+    rig.replicas[0].script = die
+    assert await collect(rig.run()) == "one two three"
+    assert rig.chooser.statuses == ["transport", "ok"]
+    assert rig.chooser.outcomes[0][1].replica_fault
+    assert rig.replicas[1].calls[0].request.attempt == 2
+
+
+async def test_R16_no_retry_after_the_first_delta(rig: Rig) -> None:
+    rig.replicas[0].script = die_in_stream
+    run = rig.run()
+    texts: list[str] = []
+    with pytest.raises(UserError) as caught:
+        await collect(run, texts)
+    assert caught.value.error.status == 503
+    assert "".join(texts) == "one two"
+    assert not rig.replicas[1].calls
+    assert not run.done
+
+
+async def test_reroute_is_retried_elsewhere_and_is_no_fault(rig: Rig) -> None:
+    rig.replicas[0].script = refuse(BUSY)
+    assert await collect(rig.run()) == "one two three"
+    assert rig.chooser.statuses == ["refused", "ok"]
+    assert not rig.chooser.outcomes[0][1].replica_fault
+
+
+async def test_a_refusal_everywhere_is_told_as_it_is(rig: Rig) -> None:
+    for replica in rig.replicas:
+        replica.script = refuse(BUSY)
+    with pytest.raises(UserError) as caught:
+        await collect(rig.run())
+    assert caught.value.error == BUSY
+    await until(rig.idle)
+
+
+async def test_R11_a_callers_mistake_is_not_retried_and_no_fault(rig: Rig) -> None:
+    mistake = CoreError(status=400, message="too long", code="context_length_exceeded")
+    rig.replicas[0].script = refuse(mistake)
+    with pytest.raises(UserError) as caught:
+        await collect(rig.run())
+    assert caught.value.error == mistake
+    assert [outcome.replica_fault for _, outcome in rig.chooser.outcomes] == [False]
+    assert not rig.replicas[1].calls
+
+
+async def test_retries_share_a_budget(rig: Rig) -> None:
+    rig.budget = RetryBudget(ratio=0.2, most=1.0)
+    for replica in rig.replicas:
+        replica.script = refuse(CoreError(status=500, message="broken", type="server_error"))
+    for _ in range(3):
+        with pytest.raises(UserError):
+            await collect(rig.run())
+    assert sum(len(replica.calls) for replica in rig.replicas) == 4
+
+
+async def test_R10_nobody_linked_is_503_with_retry_after(rig: Rig) -> None:
+    for replica in rig.replicas:
+        await replica.die()
+    await until(lambda: not rig.links.up())
+    with pytest.raises(UserError) as caught:
+        await collect(rig.run())
+    assert caught.value.error.status == 503
+    assert caught.value.error.retry_after_s >= 1
+
+
+async def test_first_token_deadline(rig: Rig) -> None:
+    rig.replicas[0].script = silent
+    with pytest.raises(UserError) as caught:
+        await collect(rig.run(first_token_timeout_s=0.1))
+    assert caught.value.error.status == 504
+    assert rig.chooser.statuses == ["timeout"]
+    assert rig.chooser.outcomes[0][1].replica_fault
+    await until(rig.idle)
+    assert rig.replicas[0].calls[0].aborted.is_set()
+
+
+async def test_idle_next_returns_nothing_and_loses_nothing(rig: Rig) -> None:
+    gate = asyncio.Event()
+
+    async def late(call):
+        await gate.wait()
+        await call.answer()
+
+    rig.replicas[0].script = late
+    run = rig.run()
+    with run:
+        assert await run.next(0.02) == ()
+        assert await run.next(0.02) == ()
+        gate.set()
+        assert (await run.next(1.0))[0].text.startswith("one")
+    assert len(rig.replicas[0].calls) == 1
+
+
+async def test_late_and_foreign_deltas_are_dropped_and_counted(rig: Rig) -> None:
+    done = asyncio.Event()
+
+    async def stubborn(call):
+        await call.aborted.wait()
+        await call.send("late")
+        await call.send("foreign", attempt=99)
+        await call.send("ghost", child=17)
+        done.set()
+
+    rig.replicas[0].script = stubborn
+    task = asyncio.create_task(collect(rig.run()))
+    await rig.replicas[0].wait_calls(1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await done.wait()
+    await until(lambda: rig.links.get("r0").counts["late_deltas"] == 3)
+    rig.replicas[0].script = echo
+    assert await collect(rig.run()) == "one two three"
+
+
+async def test_answers_after_the_end_are_dropped(rig: Rig) -> None:
+    async def twice(call):
+        await call.answer()
+        await call.answer()
+
+    rig.replicas[0].script = twice
+    assert await collect(rig.run()) == "one two three"
+    await until(lambda: rig.links.get("r0").counts["late_deltas"] > 0)
+
+
+async def test_O5_a_slow_reader_is_held_then_aborted(rig: Rig) -> None:
+    async def flood(call):
+        while not call.aborted.is_set():
+            if call.held.is_set():
+                await call.aborted.wait()
+                return
+            await call.send("x" * 100)
+
+    rig.replicas[0].script = flood
+    run = rig.run()
+    with run:
+        await run.next(1.0)
+        call = rig.replicas[0].calls[0]
+        await asyncio.wait_for(call.aborted.wait(), 5)
+        assert call.held.is_set()
+        with pytest.raises(UserError) as caught:
+            await run.next(1.0)
+    assert caught.value.error.code == "slow_reader"
+    assert not rig.chooser.outcomes[0][1].replica_fault
+    await until(rig.idle)
+
+
+async def test_O5_a_reader_that_comes_back_resumes(rig: Rig) -> None:
+    async def wait_for_credit(call):
+        while not call.held.is_set():
+            await call.send("x" * 100)
+            await asyncio.sleep(0)
+        await call.resumed.wait()
+        await call.send("end", finish="stop")
+
+    rig.replicas[0].script = wait_for_credit
+    run = rig.run()
+    with run:
+        await run.next(1.0)
+        await rig.replicas[0].calls[0].held.wait()
+        text = ""
+        while not run.done:
+            batch = await run.next(1.0)
+            assert len(batch) <= 1, "what waited for one child is merged"
+            text += "".join(delta.text for delta in batch)
+    assert text.endswith("end")
+    assert rig.chooser.statuses == ["ok"]
+
+
+async def test_P17_one_huge_delta_passes(rig: Rig) -> None:
+    async def huge(call):
+        await call.send("y" * 2_000_000)
+        await call.send("z" * 2_000_000, finish="stop")
+
+    rig.replicas[0].script = huge
+    assert len(await collect(rig.run())) == 4_000_000
+
+
+async def test_R17_a_malformed_frame_is_a_broken_link(rig: Rig) -> None:
+    async def garbage(call):
+        await call.send("one")
+        await call.ws.send_bytes(b"\xc1 not msgpack")
+
+    rig.replicas[0].script = garbage
+    with pytest.raises(UserError):
+        await collect(rig.run())
+    assert rig.chooser.statuses == ["transport"]
+    await until(lambda: rig.links.get("r0").counts["malformed"] == 1)
+    await rig.up()
+
+
+async def test_clear_cache_waits_for_the_answer(rig: Rig) -> None:
+    assert await rig.links.get("r0").clear_cache(2.0) == 7
+    assert rig.replicas[0].cleared == 1
+
+
+async def test_reconnects_after_a_break(rig: Rig) -> None:
+    rig.replicas[0].break_links()
+    await until(lambda: len(rig.replicas[0].hellos) == 2)
+    await rig.up()
+
+
+async def test_E8_a_link_of_another_boot_is_fenced(rig: Rig) -> None:
+    rig.replicas[0].boot = 5
+    rig.replicas[0].break_links()
+    await until(lambda: rig.links.get("r0").counts["fenced"] >= 1)
+    assert rig.chooser.linked == {"r1"}
+    rig.targets[0] = LinkTarget("r0", 5, rig.replicas[0].url)
+    await rig.up()
+
+
+async def test_E8_a_larger_boot_ends_what_runs_on_the_old_life(rig: Rig) -> None:
+    rig.replicas[0].script = silent
+    task = asyncio.create_task(collect(rig.run()))
+    await rig.replicas[0].wait_calls(1)
+    rig.replicas[0].boot = 9
+    rig.targets[0] = LinkTarget("r0", 9, rig.replicas[0].url)
+    assert await asyncio.wait_for(task, 5) == "one two three"
+    assert rig.chooser.statuses == ["transport", "ok"]
+
+
+async def test_R20_a_replica_that_left_finishes_its_streams(rig: Rig) -> None:
+    gate = asyncio.Event()
+
+    async def two_parts(call):
+        await call.send("one")
+        await gate.wait()
+        await call.send(" two", finish="stop")
+
+    rig.replicas[0].script = two_parts
+    run = rig.run()
+    with run:
+        await run.next(1.0)
+        gone = rig.targets.pop(0)
+        await until(lambda: rig.links.get("r0") is None)
+        gate.set()
+        assert (await run.next(1.0))[0].text == " two"
+        assert run.done
+    await until(lambda: rig.links.in_flight == 0)
+    rig.targets.append(gone)
+    await rig.up()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:80/link",
+        "file:///etc/passwd",
+        "ws://10.0.0.1:80/link",
+        "ws://127.0.0.1.example.org:80/link",
+        "ws://user@127.0.0.1:80/link",
+        "ws://127.0.0.1/link",
+        "ws://127.0.0.1:99999/link",
+        "ws://[::ffff:10.0.0.1]:80/link",
+        "wss://127.0.0.1:80/link",
+        "",
+    ],
+)
+def test_S3_addresses_that_are_not_dialled(url: str) -> None:
+    with pytest.raises(LinkRefusedError):
+        AllowList().check(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["ws://127.0.0.1:80/link", "ws://[::1]:80/link", "ws://localhost:80/link"]
+)
+def test_S3_loopback_is_dialled(url: str) -> None:
+    assert AllowList().check(url) == url
+
+
+def test_S3_named_hosts_are_dialled() -> None:
+    assert AllowList({"replica-a"}).check("ws://replica-a:80/link")
+
+
+async def test_S3_no_connection_before_the_check(rig: Rig) -> None:
+    touched: list[object] = []
+    server = await asyncio.start_server(lambda r, w: touched.append(w.close()), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    rig.targets.append(LinkTarget("evil", 1, f"http://127.0.0.1:{port}/link"))
+    await until(lambda: rig.links.refused["scheme"] == 1)
+    assert not touched
+    assert "evil" not in rig.chooser.linked
+    server.close()
+    await server.wait_closed()
+
+
+async def test_S3_redirects_are_not_followed(rig: Rig) -> None:
+    visited: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        visited.append(request.path)
+        raise web.HTTPFound("/elsewhere")
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", handler)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    rig.targets.append(LinkTarget("moved", 1, f"ws://127.0.0.1:{port}/link"))
+    await until(lambda: getattr(rig.links.get("moved"), "counts", {}).get("redirect", 0) >= 1)
+    assert set(visited) == {"/link"}
+    await runner.cleanup()
+
+
+async def test_S1_a_wrong_secret_is_refused(rig: Rig) -> None:
+    async with FakeReplica("r9", secret="another") as stranger:
+        rig.targets.append(LinkTarget("r9", 1, stranger.url))
+        await until(lambda: len(stranger.hellos) >= 1)
+        await until(lambda: rig.links.get("r9").counts["refused"] >= 1)
+        assert not rig.links.get("r9").up
