@@ -18,6 +18,7 @@ PROMPT = "You are the assistant of a library with very many books and very few r
 
 
 def warm(up: Up, file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    where = ("--state", str(up.state), "--url", up.url)
     return subprocess.run(
         [
             sys.executable,

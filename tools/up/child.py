@@ -71,25 +71,24 @@ class Child:
         assert self._process is not None
         return await self._process.wait()
 
-    def signal_stop(self) -> None:
-        """Ask it to drain; harmless when it is gone."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-
     async def stop(self, timeout_s: float = STOP_S) -> None:
         """Drain, then kill; idempotent."""
         process = self._process
         if process is None or process.returncode is not None:
             return
-        self.signal_stop()
+        process.terminate()
         try:
             async with asyncio.timeout(timeout_s):
                 await process.wait()
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            self.kill()
             await process.wait()
+
+    def kill(self) -> None:
+        """At once; harmless when it is gone."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class RestartBudget:

@@ -60,11 +60,16 @@ def check_port_free(host: str, port: int) -> None:
             ) from None
 
 
+def replica_names(options: UpOptions) -> tuple[str, ...]:
+    """r0, r1, ..."""
+    return tuple(f"r{index}" for index in range(options.replicas))
+
+
 def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> ClusterConfig:
     """The cluster file's content. Bus credentials are not in it: each child gets its own."""
     replicas = tuple(
-        ReplicaConfig(id=f"r{index}", **options.replica_settings)  # type: ignore[arg-type]
-        for index in range(options.replicas)
+        ReplicaConfig(id=name, **options.replica_settings)  # type: ignore[arg-type]
+        for name in replica_names(options)
     )
     return ClusterConfig(
         cluster=options.cluster,
@@ -138,11 +143,11 @@ class LocalCluster:
         await self._start_router()
 
     async def _start_bus(self) -> None:
-        names = tuple(f"r{index}" for index in range(self._options.replicas))
+        names = replica_names(self._options)
         self._nats = EmbeddedNats(
             self.state.folder / "nats",
-            cluster=self._options.cluster,
-            replicas=names,
+            self._options.cluster,
+            names,
             port=self._options.bus_port,
         )
         try:
@@ -151,13 +156,12 @@ class LocalCluster:
             raise CommandError(str(error)) from error
         write_cluster(self.state, cluster_config(self._options, self.state, self._nats.url))
         self._say(f"bus      nats-server on {self._nats.url}")
+        self._watchers.append(asyncio.create_task(self._keep_bus(self._nats)))
 
-    def _child(self, name: str, module: str, role: str, extra: tuple[str, ...] = ()) -> Child:
-        assert self._nats is not None
-        user, password = self._nats.credentials(role)
+    def _child(self, name: str, module: str, bus: BusConfig, extra: tuple[str, ...] = ()) -> Child:
         environ = {
-            "WARMROUTE_BUS__USER": user,
-            "WARMROUTE_BUS__PASSWORD": password,
+            "WARMROUTE_BUS__USER": bus.user,
+            "WARMROUTE_BUS__PASSWORD": bus.password,
             "OMP_NUM_THREADS": str(self._options.replica_settings.get("threads", 1)),
             "OMP_WAIT_POLICY": "PASSIVE",
         }
@@ -167,14 +171,18 @@ class LocalCluster:
         return Child(name, module, args, environ, log)
 
     async def _start_replicas(self) -> None:
+        assert self._nats is not None
         self._say(f"replicas {self._options.replicas} starting (loading the model)")
         self._replicas = [
-            self._child(name, "replica.server", name, ("--replica", name))
-            for name in (f"r{index}" for index in range(self._options.replicas))
+            self._child(name, "replica.server", self._nats.replica(name), ("--replica", name))
+            for name in replica_names(self._options)
         ]
-        async with asyncio.TaskGroup() as group:
-            for child in self._replicas:
-                group.create_task(self._start_one(child))
+        starting = [asyncio.create_task(self._start_one(child)) for child in self._replicas]
+        try:
+            await asyncio.gather(*starting)
+        finally:
+            for task in starting:
+                task.cancel()
 
     async def _start_one(self, child: Child) -> None:
         began = time.monotonic()
@@ -183,7 +191,8 @@ class LocalCluster:
         self._watch(child)
 
     async def _start_router(self) -> None:
-        self._router = self._child("router", "router.app", "router")
+        assert self._nats is not None
+        self._router = self._child("router", "router.app", self._nats.router())
         self.url = await self._router.start(READY_S)
         self._say(f"router   {self.url}")
         self._watch(self._router)
@@ -205,6 +214,26 @@ class LocalCluster:
                 self._fail(str(error))
                 return
             self._say(f"{child.name} is back")
+
+    async def _keep_bus(self, nats: EmbeddedNats) -> None:
+        budget = RestartBudget()
+        while True:
+            await nats.wait_ended()
+            if not budget.take():
+                self._fail("nats-server ended again and again")
+                return
+            self._say("nats-server ended: starting it again")
+            try:
+                await nats.start()
+            except WarmrouteError as error:
+                self._fail(str(error))
+                return
+
+    def hurry(self) -> None:
+        """Stop waiting for children that drain: kill them."""
+        for child in (self._router, *self._replicas):
+            if child is not None:
+                child.kill()
 
     def _fail(self, reason: str) -> None:
         if self._failed is not None and not self._failed.done():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,69 +82,45 @@ def _say(line: str) -> None:
     print(f"  {line}", flush=True)
 
 
-async def _run(options: UpOptions) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
+async def _serve(cluster: LocalCluster, options: UpOptions) -> None:
     began = time.monotonic()
-    stopped = asyncio.create_task(stop.wait())
-    cluster = LocalCluster(options, _say)
-    starting = asyncio.create_task(cluster.__aenter__())
-    try:
-        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await starting
-            return 130
-        await starting
+    async with cluster:
         _say(f"ready after {time.monotonic() - began:.1f} s")
-        keys = cluster.state.keys
         print(
             READY.format(
                 url=cluster.url,
-                key=keys.api_key,
+                key=cluster.state.keys.api_key,
                 model=options.model_name,
                 folder=cluster.state.folder,
             ),
             flush=True,
         )
-        failed = asyncio.create_task(cluster.wait_failed())
-        await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if failed.done():
-            raise CommandError(failed.result())
-        failed.cancel()
-        _say("stopping (streams may finish; Ctrl-C again to stop at once)")
-        return 0
-    finally:
-        stopped.cancel()
-        await _leave(cluster, starting, loop)
+        raise CommandError(await cluster.wait_failed())
 
 
-async def _leave(
-    cluster: LocalCluster, starting: asyncio.Task[LocalCluster], loop: asyncio.AbstractEventLoop
-) -> None:
-    if starting.cancelled() or starting.exception() is not None:
-        return
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, cluster.hurry)
-    await cluster.__aexit__(None, None, None)
-    _say("stopped")
+async def _run(options: UpOptions) -> int:
+    """Serve until a signal: the first one drains, a second one kills what still drains."""
+    cluster = LocalCluster(options, _say)
+    serving = asyncio.create_task(_serve(cluster, options))
+
+    def stop() -> None:
+        if serving.cancelling():
+            cluster.hurry()
+        else:
+            _say("stopping: open streams may finish (again: stop at once)")
+            serving.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        _say("stopped")
+    return 0
 
 
 def main(argv: Sequence[str]) -> int:
     """Run until Ctrl-C. Raises CommandError."""
     options = options_of(argv)
     print(f"warmroute up: cluster '{options.cluster}', model {options.model_name}", flush=True)
-    try:
-        return asyncio.run(_run(options))
-    except* CommandError as group:
-        print(f"warmroute up: {_first(group)}", file=sys.stderr)
-        return 1
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    return asyncio.run(_run(options))
