@@ -1,0 +1,13 @@
+"""A piece of a rendered conversation, the word between template and tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A marker that the template wrote (`special_id`, `text` is its spelling), or plain text."""
+
+    text: str
+    special_id: int | None
