@@ -20,18 +20,7 @@ PROMPT = "You are the assistant of a library with very many books and very few r
 def warm(up: Up, file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     where = ("--state", str(up.state), "--url", up.url)
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tools.cli",
-            "warm",
-            str(file),
-            "--state",
-            str(up.state),
-            "--url",
-            up.url,
-            *flags,
-        ],
+        [sys.executable, "-m", "tools.cli", "warm", str(file), *where, *flags],
         capture_output=True,
         text=True,
         timeout=120,

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from events.server import EmbeddedNats
-
 from configs.schema import (
     BusConfig,
     ClusterConfig,
@@ -22,6 +20,7 @@ from configs.schema import (
     TenantConfig,
 )
 from events.errors import WarmrouteError
+from events.server import EmbeddedNats
 from tools.cli import CommandError
 from tools.up.child import Child, RestartBudget
 from tools.up.state import ClusterState, lock, open_state, sha256_hex, write_cluster

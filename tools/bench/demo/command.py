@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from configs.model.card import ModelCard, load_card
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from configs.load import ConfigError, load_cluster
+from configs.model.card import ModelCard, load_card
 from tools.admin import AdminClient
 from tools.bench.demo.ceiling import CeilingCache
 from tools.bench.demo.client import ChatClient
