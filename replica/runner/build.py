@@ -1,0 +1,106 @@
+"""Puts a runner together from a model card and a replica's settings."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from configs.load import ConfigError
+from configs.model.card import ModelCard
+from configs.model.weights import open_weights
+from configs.schema import ReplicaConfig
+from events.load import KVLayout
+from replica.attention.base import HeadShape, PagedAttention
+from replica.attention.torch_paged import TorchPagedAttention
+from replica.models.llama import Llama
+from replica.models.load import load_llama
+from replica.models.ops import Ops, TorchOps
+from replica.models.rope import RopeTable
+from replica.native.cpu import cpu_flags
+from replica.runner.pool import KVPool
+from replica.runner.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def _device(config: ReplicaConfig) -> torch.device:
+    """The device of the settings, tried with one allocation. Raises ConfigError."""
+    try:
+        device = torch.device(config.device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device '{config.device}' can't be used: {reason}") from error
+    return device
+
+
+def _dtype_name(config: ReplicaConfig) -> str:
+    """The name of the dtype of weights and KV. Raises ConfigError."""
+    if config.dtype != "auto":
+        if config.dtype not in _DTYPES:
+            raise ConfigError(f"dtype '{config.dtype}' is not one of auto, {', '.join(_DTYPES)}")
+        return config.dtype
+    if torch.device(config.device).type == "cuda" or cpu_flags() & {"amx_bf16", "avx512_bf16"}:
+        return "bfloat16"
+    return "float32"
+
+
+def kv_layout(card: ModelCard, config: ReplicaConfig) -> KVLayout:
+    """What KV blocks of this replica look like. Raises ConfigError."""
+    shape = card.shape
+    return KVLayout(
+        dtype=_dtype_name(config),
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        block_tokens=config.block_tokens,
+        rope=f"halves theta={shape.rope_theta:g}",
+    )
+
+
+def _kernels(
+    card: ModelCard, config: ReplicaConfig, device: torch.device
+) -> tuple[PagedAttention, Ops]:
+    """Attention and the small operations, as the settings say."""
+    shape = card.shape
+    heads = HeadShape(shape.heads, shape.kv_heads, shape.head_dim)
+    return TorchPagedAttention(heads), TorchOps(shape.rms_eps)
+
+
+def build_runner(card: ModelCard, config: ReplicaConfig) -> ModelRunner:
+    """Load the weights and allocate the pool.
+
+    Raises ConfigError for settings that can't be used, ModelError for a file that can't be read.
+    """
+    shape, device, name = card.shape, _device(config), _dtype_name(config)
+    dtype = _DTYPES[name]
+    torch.set_num_threads(config.threads)
+    context_tokens = min(config.context_tokens, shape.context_tokens)
+    attention, ops = _kernels(card, config, device)
+    log.info("model in %s on %s, %s kernels", name, device, attention.name)
+    model = Llama(
+        load_llama(open_weights(card.path), dtype, device),
+        RopeTable.build(context_tokens, shape.head_dim, shape.rope_theta, device),
+        attention,
+        ops,
+    )
+    pool = KVPool(
+        layers=shape.layers,
+        blocks=config.kv_blocks,
+        block_tokens=config.block_tokens,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    return ModelRunner(
+        model,
+        pool,
+        vocab=shape.vocab,
+        context_tokens=context_tokens,
+        device=device,
+        threads=config.threads,
+    )

@@ -1,0 +1,116 @@
+"""Executes plans: one forward pass, one sampling pass, one result with the plan's id.
+
+Knows nothing of requests beyond the rows of the plan in hand; keeps no state but weights and KV.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from replica.models.llama import Llama
+from replica.runner.batch import ForwardBatch, build_batch, row_order
+from replica.runner.pool import KVPool
+from replica.sampling.logits import NOT_FINITE, Sampled, sample
+from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult
+
+
+class ModelRunner:
+    """A `Runner` over one model and one pool, for use by one thread."""
+
+    def __init__(
+        self,
+        model: Llama,
+        pool: KVPool,
+        *,
+        vocab: int,
+        context_tokens: int,
+        device: torch.device,
+        threads: int,
+    ) -> None:
+        self._model: Llama | None = model
+        self._pool: KVPool | None = pool
+        self._vocab = vocab
+        self._context_tokens = context_tokens
+        self._device = device
+        self._threads = threads
+        self._total_blocks = pool.blocks
+        self._block_tokens = pool.block_tokens
+
+    @property
+    def total_blocks(self) -> int:
+        """Blocks that may be planned; the dump comes on top."""
+        return self._total_blocks
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of one block."""
+        return self._block_tokens
+
+    def execute(self, plan: ExecutionPlan) -> ExecutionResult:
+        """Compute the plan's rows and sample where they ask for it.
+
+        A row whose numbers are not finite gets an error, and no other row does. Raises PlanError
+        for a plan that breaks an invariant, RuntimeError once closed, and what the device raises.
+        """
+        if self._model is None or self._pool is None:
+            raise RuntimeError("the runner is closed")
+        started = time.perf_counter()
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        order = row_order(plan.rows)
+        with torch.inference_mode():
+            outcomes = self._run(self._model, self._pool, [plan.rows[index] for index in order])
+        rows = dict(zip(order, outcomes, strict=True))
+        return ExecutionResult(
+            plan_id=plan.plan_id,
+            rows=tuple(_result(row, rows[index]) for index, row in enumerate(plan.rows)),
+            device_ms=(time.perf_counter() - started) * 1e3,
+        )
+
+    def close(self) -> None:
+        """Let go of weights and KV."""
+        self._model = None
+        self._pool = None
+
+    def _run(self, model: Llama, pool: KVPool, rows: Sequence[PlanRow]) -> list[Sampled]:
+        if not rows:
+            return []
+        hidden = model.forward(self._batch(pool, rows), pool.layers)
+        finite = hidden.isfinite().all(-1)
+        samples = [(index, row.sample) for index, row in enumerate(rows) if row.sample]
+        sampled = self._sample(model, hidden, samples)
+        return [
+            sampled.get(index, Sampled(None)) if is_finite else Sampled(None, error=NOT_FINITE)
+            for index, is_finite in enumerate(finite.tolist())
+        ]
+
+    def _batch(self, pool: KVPool, rows: Sequence[PlanRow]) -> ForwardBatch:
+        return build_batch(
+            rows,
+            blocks=pool.blocks,
+            block_tokens=pool.block_tokens,
+            context_tokens=self._context_tokens,
+            vocab=self._vocab,
+            device=self._device,
+        )
+
+    def _sample(self, model: Llama, hidden: Tensor, samples: list) -> dict[int, Sampled]:
+        """Outcomes by row; the head runs for no other rows."""
+        if not samples:
+            return {}
+        index = torch.tensor([row for row, _ in samples], device=hidden.device)
+        outcomes = sample(model.logits(hidden[index]), [spec for _, spec in samples])
+        return {row: outcome for (row, _), outcome in zip(samples, outcomes, strict=True)}
+
+
+def _result(row: PlanRow, outcome: Sampled) -> RowResult:
+    return RowResult(
+        child=row.child,
+        token_id=outcome.token_id,
+        logprob=outcome.logprob,
+        error=outcome.error,
+    )
