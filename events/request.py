@@ -91,9 +91,13 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
 
 
 class ClearCache(msgspec.Struct, frozen=True, kw_only=True, tag="clear"):
-    """Forget every cached block that nobody leases (benchmarks, operations)."""
+    """Forget every cached block that nobody leases (benchmarks, operations).
+
+    From then on at most `limit_blocks` blocks of the pool are used; None: the whole pool.
+    """
 
     command_id: str
+    limit_blocks: int | None = None
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):

@@ -108,8 +108,11 @@ class Engine(Protocol):
     def resume(self, child: ChildId) -> None:
         """Undo hold."""
 
-    def clear_cache(self) -> int:
-        """Drop every cached block that is not leased; returns how many. Blocks up to a step."""
+    def clear_cache(self, limit_blocks: int | None = None) -> int:
+        """Drop every cached block that is not leased; returns how many. Blocks up to a step.
+
+        From then on at most `limit_blocks` blocks of the pool are used; None: the whole pool.
+        """
 
     def drain_facts(self) -> list[CacheFact]:
         """Journal entries since the last call, in commit order; a single reader."""
