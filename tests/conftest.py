@@ -1,0 +1,77 @@
+"""Models for all tests, and what is left out of a run: said at its end, never silently."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.tiny_model import write_tiny_gguf
+from tools.fetch import default_model
+
+ROOT = Path(__file__).parents[1]
+TRACES = ROOT.parent / "shared" / "data"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+ON_REQUEST = ("slow", "traces", "gpu")
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer model."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """The default model, as set-up fetched it."""
+    return default_model()
+
+
+@cache
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _lacking(marker: str) -> str | None:
+    """Why tests with this marker can't run here."""
+    if marker == "browser" and not any(map(shutil.which, BROWSERS)):
+        return "no Chromium found"
+    if marker == "traces" and not TRACES.is_dir():
+        return f"{TRACES} is missing"
+    if marker == "gpu" and not _has_cuda():
+        return "no CUDA device"
+    return None
+
+
+def _reason(item: pytest.Item, selected: str) -> str | None:
+    """Why this test is left out, if it is."""
+    markers = {mark.name for mark in item.iter_markers()}
+    for marker in ON_REQUEST:
+        if marker in markers and marker not in selected:
+            return f"{marker}: run with -m {marker}"
+    for marker in sorted(markers & {"browser", "traces", "gpu"}):
+        if lacking := _lacking(marker):
+            return f"{marker}: {lacking}"
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    selected = config.getoption("markexpr", "")
+    reasons = [_reason(item, selected) for item in items]
+    left_out = [item for item, why in zip(items, reasons, strict=True) if why]
+    config.stash[LEFT_OUT] = Counter(why for why in reasons if why)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item, why in zip(items, reasons, strict=True) if not why]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for why, count in sorted(config.stash.get(LEFT_OUT, Counter()).items()):
+        terminalreporter.write_line(f"left out: {count} ({why})")
