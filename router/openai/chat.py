@@ -1,0 +1,147 @@
+"""Answers of /v1/chat/completions: a stream of chunks, or one body."""
+
+from __future__ import annotations
+
+import msgspec
+
+from events.output import CoreDelta
+from router.openai.logprobs import TokenTexts
+from router.openai.progress import Choice, Progress
+from router.openai.schema import ChatRequest
+from router.openai.stream import EventStream, ReplyHead, to_json
+from router.openai.usage import UsageBody
+
+
+class _ChunkParts:
+    """The constant pieces of every chunk of one stream; a chunk is their concatenation."""
+
+    def __init__(self, head: ReplyHead, include_usage: bool, logprobs: bool) -> None:
+        self.start = (
+            b'data: {"id":' + to_json(head.id) + b',"object":"chat.completion.chunk","created":'
+            b"%d" % head.created + b',"model":' + to_json(head.model) + b',"service_tier":"default"'
+            b',"system_fingerprint":' + to_json(head.fingerprint) + b',"choices":['
+        )
+        self.logprobs = b',"logprobs":null' if logprobs else b""
+        self.end = b"}]" + (b',"usage":null}\n\n' if include_usage else b"}\n\n")
+        self.text_end = b"}" + self.logprobs + b',"finish_reason":null' + self.end
+
+    def of_choice(self, index: int) -> bytes:
+        return self.start + b'{"index":%d,"delta":{' % index
+
+    def role(self, opening: bytes) -> bytes:
+        return opening + b'"role":"assistant","content":"","refusal":null' + self.text_end
+
+    def text(self, opening: bytes, text: str) -> bytes:
+        return opening + b'"content":' + to_json(text) + self.text_end
+
+    def with_logprobs(self, opening: bytes, text: str, entries: bytes) -> bytes:
+        head = opening + b'"content":' + to_json(text) + b'},"logprobs":{"content":['
+        return head + entries + b'],"refusal":null},"finish_reason":null' + self.end
+
+    def finish(self, opening: bytes, reason: str) -> bytes:
+        return opening + b"}" + self.logprobs + b',"finish_reason":' + to_json(reason) + self.end
+
+    def usage(self, usage: UsageBody) -> bytes:
+        return self.start + b'],"usage":' + to_json(usage) + b"}\n\n"
+
+
+class ChatStream(EventStream):
+    """CoreDeltas to server-sent events, each ready for the socket."""
+
+    def __init__(self, head: ReplyHead, request: ChatRequest, texts: TokenTexts) -> None:
+        n = request.controls.n
+        super().__init__(Progress(1, n), request.include_usage)
+        self._texts = None if request.controls.logprobs is None else texts
+        self._parts = _ChunkParts(head, request.include_usage, self._texts is not None)
+        self._openings = [self._parts.of_choice(index) for index in range(n)]
+        self._opened = [False] * n
+
+    def feed(self, delta: CoreDelta, prompt: int = 0) -> list[bytes]:
+        """The events for one delta; none after an error."""
+        if self.progress.error is not None:
+            return []
+        choice = self.progress.note(delta, prompt)
+        opening = self._openings[choice.index]
+        events = []
+        if not self._opened[choice.index]:
+            self._opened[choice.index] = True
+            events.append(self._parts.role(opening))
+        if self._texts is not None and delta.logprobs:
+            entries = self._texts.chat_entries(delta.logprobs)
+            events.append(self._parts.with_logprobs(opening, delta.text, entries))
+        elif delta.text:
+            events.append(self._parts.text(opening, delta.text))
+        if choice.finish is None:
+            return events
+        if self.progress.error is None:
+            events.append(self._parts.finish(opening, choice.finish))
+        return events + self._ending()
+
+    def _usage_event(self) -> bytes:
+        return self._parts.usage(self.progress.usage())
+
+
+class _Message(msgspec.Struct):
+    content: str
+    role: str = "assistant"
+    refusal: str | None = None
+    annotations: list = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: msgspec.Raw
+    refusal: None = None
+
+
+class _Choice(msgspec.Struct, omit_defaults=True):
+    index: int
+    message: _Message
+    finish_reason: str | None
+    logprobs: _Logprobs | None = None
+
+
+class _Body(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[_Choice]
+    usage: UsageBody
+    system_fingerprint: str
+    object: str = "chat.completion"
+    service_tier: str = "default"
+
+
+class ChatCollector:
+    """CoreDeltas to one chat.completion body."""
+
+    def __init__(self, head: ReplyHead, request: ChatRequest, texts: TokenTexts) -> None:
+        self.progress = Progress(1, request.controls.n)
+        self._head = head
+        self._texts = texts if request.controls.logprobs is not None else None
+        self._entries: list[list[bytes]] = [[] for _ in self.progress.choices]
+
+    def feed(self, delta: CoreDelta, prompt: int = 0) -> None:
+        """Take one delta in; look at `progress.done` and `progress.error` then."""
+        choice = self.progress.note(delta, prompt)
+        if self._texts is not None and delta.logprobs:
+            self._entries[choice.index].append(self._texts.chat_entries(delta.logprobs))
+
+    def _choice(self, choice: Choice) -> _Choice:
+        logprobs = None
+        if self._texts is not None:
+            content = b"[" + b",".join(self._entries[choice.index]) + b"]"
+            logprobs = _Logprobs(msgspec.Raw(content))
+        return _Choice(choice.index, _Message(choice.text), choice.finish, logprobs)
+
+    def body(self) -> bytes:
+        """The JSON body; only when every choice is done."""
+        return to_json(
+            _Body(
+                id=self._head.id,
+                created=self._head.created,
+                model=self._head.model,
+                choices=[self._choice(choice) for choice in self.progress.choices],
+                usage=self.progress.usage(),
+                system_fingerprint=self._head.fingerprint,
+            )
+        )

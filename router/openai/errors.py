@@ -1,0 +1,60 @@
+"""A CoreError as OpenAI's error: HTTP status, headers and body."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from events.errors import CoreError
+
+SERVER_ERROR = CoreError(
+    status=500,
+    message="The server had an error while processing your request.",
+    type="server_error",
+)
+"""What a client sees of an error that nobody expected."""
+
+_RETRYABLE = (429, 503)
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class _Body(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse:
+    """Ready for the wire; `headers` always name the content type."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def error_body(error: CoreError) -> bytes:
+    """{"error": {message, type, param, code}} as JSON."""
+    return msgspec.json.encode(_Body(_Error(error.message, error.type, error.param, error.code)))
+
+
+def retry_after_s(error: CoreError) -> int | None:
+    """Whole seconds, at least 1, where a retry can help, else None."""
+    if error.retry_after_s is not None and math.isfinite(error.retry_after_s):
+        return max(1, math.ceil(error.retry_after_s))
+    return 1 if error.status in _RETRYABLE else None
+
+
+def to_response(error: CoreError) -> ErrorResponse:
+    """The whole answer to a request that failed before its first byte."""
+    headers = {"Content-Type": "application/json"}
+    wait_s = retry_after_s(error)
+    if wait_s is not None:
+        headers["Retry-After"] = str(wait_s)
+    return ErrorResponse(error.status, headers, error_body(error))

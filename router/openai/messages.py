@@ -1,0 +1,155 @@
+"""Messages and tools of a chat request: JSON to the shape that chat templates take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.openai import faults
+from router.openai.fields import (
+    Field,
+    Reader,
+    array,
+    mapping,
+    nested,
+    one_of,
+    only,
+    string,
+    walk,
+)
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAX_NAME_CHARS = 64
+_MAX_ID_CHARS = 256
+_MAX_TOOL_DEPTH = 32
+_MAX_PARTS = 1_024
+_MAX_TOOL_CALLS = 128
+_TEXT_PART = {"type": Field(None, string()), "text": Field("text", string(), True)}
+_CONTENT = "one of a string or array of objects"
+
+
+def _part(path: str, value: Any) -> str:
+    """The text of one content part. Raises UserError for anything but text."""
+    part = mapping(path, value)
+    kind = string()(f"{path}.type", part.get("type"))
+    if kind != "text":
+        raise faults.unsupported_value(f"{path}.type", "must be 'text': this model reads text only")
+    return walk(part, _TEXT_PART, path)["text"]
+
+
+_parts = array(_part, _CONTENT, _MAX_PARTS, minimum=1)
+
+
+def _content(path: str, value: Any) -> str:
+    """A string, or parts joined without a separator: both give the same prompt."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise faults.invalid_type(path, _CONTENT, value)
+    return "".join(_parts(path, value))
+
+
+def _depth_within(value: Any, limit: int = _MAX_TOOL_DEPTH) -> bool:
+    if not isinstance(value, (dict, list)):
+        return True
+    children = value.values() if isinstance(value, dict) else value
+    return limit > 0 and all(_depth_within(child, limit - 1) for child in children)
+
+
+def _schema(path: str, value: Any) -> dict[str, Any]:
+    schema = mapping(path, value)
+    if not _depth_within(schema):
+        raise faults.invalid_value(path, f"nested more than {_MAX_TOOL_DEPTH} levels")
+    return schema
+
+
+_call = nested(
+    {
+        "id": Field("id", string(_MAX_ID_CHARS), True),
+        "type": Field("type", one_of("function"), True),
+        "function": Field(
+            "function",
+            nested(
+                {
+                    "name": Field("name", string(_MAX_NAME_CHARS, 1), True),
+                    "arguments": Field("arguments", string(), True),
+                }
+            ),
+            True,
+        ),
+    }
+)
+
+_tool = nested(
+    {
+        "type": Field("type", one_of("function"), True),
+        "function": Field(
+            "function",
+            nested(
+                {
+                    "name": Field("name", string(_MAX_NAME_CHARS, 1), True),
+                    "description": Field("description", string()),
+                    "parameters": Field("parameters", _schema),
+                    "strict": Field(None, only(False, "can't be enforced by this server")),
+                }
+            ),
+            True,
+        ),
+    }
+)
+
+_BASE = {
+    "role": Field("role", one_of(*ROLES), True),
+    "name": Field("name", string(_MAX_NAME_CHARS)),
+}
+_TEXT = {**_BASE, "content": Field("content", _content, True)}
+_TOOL = {**_TEXT, "tool_call_id": Field("tool_call_id", string(_MAX_ID_CHARS), True)}
+_ASSISTANT = {
+    **_BASE,
+    "content": Field("content", _content),
+    "tool_calls": Field(
+        "tool_calls", array(_call, "an array of objects", _MAX_TOOL_CALLS, minimum=1)
+    ),
+    # Clients send our own answers back as they came.
+    "annotations": Field(None, only([], "must be empty: this model reads text only")),
+    "refusal": faults.unsupported,
+    "audio": faults.unsupported,
+    "function_call": faults.unsupported,
+}
+_TABLES = {"tool": _TOOL, "assistant": _ASSISTANT}
+
+
+def _message(path: str, value: Any, tool_calls: bool) -> dict[str, Any]:
+    message = mapping(path, value)
+    if "role" not in message:
+        raise faults.missing(f"{path}.role")
+    role = one_of(*ROLES)(f"{path}.role", message["role"])
+    fields = walk(message, _TABLES.get(role, _TEXT), path)
+    if "tool_calls" in fields and not tool_calls:
+        raise faults.unsupported(f"{path}.tool_calls", "is not shown by this model's chat template")
+    if "content" not in fields and "tool_calls" not in fields:
+        raise faults.invalid_type(f"{path}.content", _CONTENT, None)
+    fields["role"] = "system" if role == "developer" else role
+    fields.setdefault("content", "")
+    return fields
+
+
+def messages(maximum: int, tool_calls: bool) -> Reader:
+    """A reader of `messages`; `tool_calls`: whether past calls can be shown to the model."""
+    return array(
+        lambda path, value: _message(path, value, tool_calls),
+        "an array of objects",
+        maximum,
+        minimum=1,
+    )
+
+
+def tools(maximum: int) -> Reader:
+    """A reader of `tools`: function definitions only."""
+    return array(_tool, "an array of objects", maximum, minimum=1)
+
+
+def tool_choice(path: str, value: Any) -> str:
+    """ "none" or "auto"; a forced call can't be promised without constrained decoding."""
+    if isinstance(value, dict) or value == "required":
+        raise faults.unsupported_value(path, "can't force a call; 'none' and 'auto' are supported")
+    return one_of("none", "auto")(path, value)

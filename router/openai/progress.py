@@ -1,0 +1,82 @@
+"""What the choices of one reply have said so far, and which of them are still open.
+
+Shared by streams and collected bodies; knows nothing of JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from events.errors import CoreError, InvariantError
+from events.output import FINISH_LENGTH, FINISH_STOP, CoreDelta, Usage
+from router.openai.usage import UsageBody, total
+
+_CLEAN = (FINISH_STOP, FINISH_LENGTH)
+
+ABORTED = CoreError(
+    status=503,
+    message="The request was aborted before its answer was complete.",
+    type="server_error",
+    code="aborted",
+    retry_after_s=1.0,
+)
+"""For a choice that the replica gave up without saying why."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice. `texts` and `token_ids` grow until `finish` is set, bounded by max_tokens."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    usage: Usage | None = None
+    finish: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Everything said."""
+        return "".join(self.texts)
+
+
+class Progress:
+    """All choices of a reply: `n` for each of `prompts` prompts, in that order."""
+
+    def __init__(self, prompts: int, n: int) -> None:
+        self.choices = tuple(Choice(index) for index in range(prompts * n))
+        self.error: CoreError | None = None
+        self._n = n
+        self._open = len(self.choices)
+
+    @property
+    def done(self) -> bool:
+        """Every choice ended cleanly."""
+        return self._open == 0
+
+    def note(self, delta: CoreDelta, prompt: int) -> Choice:
+        """Take in one delta of `prompt`; sets `error` when the choice ended badly.
+
+        Raises InvariantError for a choice that doesn't exist or has ended.
+        """
+        if not (0 <= delta.child < self._n and 0 <= prompt * self._n < len(self.choices)):
+            raise InvariantError(f"a delta for child {delta.child} of {self._n}")
+        choice = self.choices[prompt * self._n + delta.child]
+        if choice.finish is not None:
+            raise InvariantError(f"a delta for choice {choice.index} after its end")
+        choice.texts.append(delta.text)
+        choice.token_ids.extend(delta.token_ids)
+        choice.usage = delta.usage
+        if delta.finish is not None:
+            self._finish(choice, delta)
+        return choice
+
+    def _finish(self, choice: Choice, delta: CoreDelta) -> None:
+        choice.finish = delta.finish.reason
+        if choice.finish in _CLEAN:
+            self._open -= 1
+        else:
+            self.error = delta.finish.error or ABORTED
+
+    def usage(self) -> UsageBody:
+        """Counts so far, over all choices."""
+        return total([choice.usage for choice in self.choices], self._n)

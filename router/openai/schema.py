@@ -1,0 +1,88 @@
+"""Requests after parsing: typed, checked against the limits, nothing left to interpret."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one deployment accepts.
+
+    `models` are the names that clients may ask for. `tools` and `tool_calls` tell whether the chat
+    template shows tool definitions, and past calls of them, to the model.
+    """
+
+    models: frozenset[str]
+    context_tokens: int
+    vocab: int
+    tools: bool = False
+    tool_calls: bool = False
+    max_n: int = 8
+    max_prompts: int = 32
+    max_choices: int = 64
+    max_messages: int = 2_048
+    max_tools: int = 128
+    max_stops: int = 4
+    max_stop_chars: int = 256
+    max_bias_entries: int = 1_024
+    max_stop_token_ids: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """How to sample, as the client said it; `to_sampling` makes it final.
+
+    `max_tokens` None takes what fits, `seed` None lets the gateway mint one. `logprobs` is None for
+    none, else the number of alternatives beside the chosen token.
+    """
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """POST /v1/chat/completions.
+
+    `messages` and `tools` have the shape that chat templates take: contents are plain strings,
+    "developer" is already "system", arguments of past tool calls are objects where they parse.
+    """
+
+    model: str
+    messages: list[dict[str, Any]]
+    controls: Controls
+    tools: list[dict[str, Any]] | None = None
+    stream: bool = False
+    include_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """POST /v1/completions.
+
+    Each of `prompts` is a text, or token ids as u32 little endian; it gives a group of `n` choices:
+    choice i of prompt p has the index p * n + i.
+    """
+
+    model: str
+    prompts: tuple[str | bytes, ...]
+    controls: Controls
+    echo: bool = False
+    stream: bool = False
+    include_usage: bool = False

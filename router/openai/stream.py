@@ -1,0 +1,74 @@
+"""Server-sent events, and what every reply says of itself.
+
+A stream ends with [DONE] only when every choice ended cleanly. A stream that fails ends with one
+error event and nothing else: it never looks like a clean end.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from events.errors import CoreError
+from router.openai.errors import error_body
+from router.openai.progress import Progress
+
+DONE = b"data: [DONE]\n\n"
+
+to_json = msgspec.json.Encoder().encode
+"""Anything to JSON bytes; the encoder is shared because it is the hot path."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """`created` is Unix time in seconds; `fingerprint` names weights and settings of the model."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+def new_head(prefix: str, model: str, fingerprint: str) -> ReplyHead:
+    """A head with a fresh id ("chatcmpl-..." or "cmpl-..."), whatever ids the client sent."""
+    return ReplyHead(f"{prefix}-{secrets.token_hex(14)}", int(time.time()), model, fingerprint)
+
+
+def error_event(error: CoreError) -> bytes:
+    """The last event of a stream that failed."""
+    return b"data: " + error_body(error) + b"\n\n"
+
+
+class EventStream:
+    """What the streams of both routes share: how they end. `progress` is for whoever feeds them."""
+
+    def __init__(self, progress: Progress, include_usage: bool) -> None:
+        self.progress = progress
+        self._include_usage = include_usage
+
+    @property
+    def done(self) -> bool:
+        """[DONE] was given out."""
+        return self.progress.done and self.progress.error is None
+
+    def fail(self, error: CoreError) -> list[bytes]:
+        """End the stream with an error event, once, unless it has ended."""
+        if self.progress.done or self.progress.error is not None:
+            return []
+        self.progress.error = error
+        return [error_event(error)]
+
+    def _ending(self) -> list[bytes]:
+        """What follows the chunk that ended a choice."""
+        if self.progress.error is not None:
+            return [error_event(self.progress.error)]
+        if not self.progress.done:
+            return []
+        return [self._usage_event(), DONE] if self._include_usage else [DONE]
+
+    def _usage_event(self) -> bytes:
+        """The last chunk: no choices, only usage."""
+        raise NotImplementedError
