@@ -4,6 +4,7 @@ WarmrouteError
   UserError        a caller's mistake; carries what an OpenAI error body needs
   InvariantError   a broken promise of our own; loud, never caught to go on silently
   WireError        bytes that are not the message they claim to be
+  BusError         the bus can't be started or reached, or refuses us
 """
 
 from __future__ import annotations
@@ -45,3 +46,7 @@ class InvariantError(WarmrouteError):
 
 class WireError(WarmrouteError):
     """A frame that is too large, malformed, or of a version that is not spoken here."""
+
+
+class BusError(WarmrouteError):
+    """The bus can't be started or reached, or refuses our credentials."""
