@@ -1,0 +1,120 @@
+"""Whether a request can be served here at all. Refusals never quote the request.
+
+The gateway has validated what clients may ask; the replica trusts nothing that came over a socket,
+since one bad number would harm the whole batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from events.errors import CoreError, UserError
+from events.request import CoreRequest, SamplingParams
+
+MAX_CHILDREN = 64
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 512
+MAX_STOP_TOKEN_IDS = 256
+MAX_BIASES = 1_024
+MAX_LOGPROBS = 20
+MAX_ID_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this replica serves. `model` is the name that requests must carry."""
+
+    model: str
+    vocab_size: int
+    context_tokens: int
+
+
+def refuse(
+    message: str, code: str = "invalid_value", param: str | None = None, status: int = 400
+) -> NoReturn:
+    """Raise the caller's mistake as a UserError."""
+    raise UserError(CoreError(status=status, message=message, code=code, param=param))
+
+
+def check_request(request: CoreRequest, limits: Limits) -> tuple[int, ...]:
+    """The prompt's token ids. Raises UserError."""
+    if request.model != limits.model:
+        refuse("The model is not served here.", "model_not_found", "model", 404)
+    longest = max(map(len, (request.request_id, request.trace_id, request.tenant)))
+    if longest > MAX_ID_CHARACTERS or request.attempt < 0:
+        refuse("The request's ids are out of range.")
+    for deadline_ms in (request.ttft_deadline_ms, request.itl_deadline_ms, request.e2e_deadline_ms):
+        if deadline_ms is not None and not 0 < deadline_ms < math.inf:
+            refuse("A deadline must be a positive number of milliseconds.")
+    prompt = _check_prompt(request, limits.vocab_size)
+    check_sampling(request.sampling, limits.vocab_size)
+    _check_length(len(prompt), request.sampling.max_tokens, limits.context_tokens)
+    return prompt
+
+
+def _check_prompt(request: CoreRequest, vocab_size: int) -> tuple[int, ...]:
+    try:
+        ids = request.token_ids()
+    except ValueError:
+        refuse("The prompt is not a sequence of 32-bit token ids.", param="prompt")
+    if not len(ids):
+        refuse("The prompt is empty.", "empty_prompt", "prompt")
+    if int(np.max(ids)) >= vocab_size:
+        refuse("The prompt holds an id that is no token.", "invalid_token", "prompt")
+    return tuple(ids.tolist())
+
+
+def _check_length(prompt_tokens: int, max_tokens: int, context_tokens: int) -> None:
+    if prompt_tokens + max_tokens > context_tokens:
+        refuse(
+            f"The model's context is {context_tokens} tokens; {prompt_tokens} in the prompt and "
+            f"{max_tokens} to be generated are more.",
+            "context_length_exceeded",
+            "messages",
+        )
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Every number in its range. Raises UserError."""
+    _within("n", params.n, 1, MAX_CHILDREN)
+    _within("max_tokens", params.max_tokens, 1, 2**31)
+    _within("min_tokens", params.min_tokens, 0, params.max_tokens)
+    _within("temperature", params.temperature, 0.0, 100.0)
+    _within("top_p", params.top_p, 0.0, 1.0)
+    _within("min_p", params.min_p, 0.0, 1.0)
+    _within("top_k", params.top_k, 0, 2**31)
+    _within("presence_penalty", params.presence_penalty, -10.0, 10.0)
+    _within("frequency_penalty", params.frequency_penalty, -10.0, 10.0)
+    _within("repetition_penalty", params.repetition_penalty, 0.01, 100.0)
+    if params.logprobs is not None:
+        _within("logprobs", params.logprobs, 0, MAX_LOGPROBS)
+    _check_stops(params, vocab_size)
+    _check_biases(params, vocab_size)
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    # Written so that NaN is refused too.
+    if not low <= value <= high:
+        refuse(f"'{name}' must lie between {low} and {high}.", param=name)
+
+
+def _check_stops(params: SamplingParams, vocab_size: int) -> None:
+    if len(params.stop) > MAX_STOPS:
+        refuse(f"At most {MAX_STOPS} stop strings are allowed.", param="stop")
+    if not all(1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in params.stop):
+        refuse(f"A stop string has 1 to {MAX_STOP_CHARACTERS} characters.", param="stop")
+    ids = params.stop_token_ids
+    if len(ids) > MAX_STOP_TOKEN_IDS or not all(0 <= token < vocab_size for token in ids):
+        refuse("The stop token ids are out of range.", param="stop_token_ids")
+
+
+def _check_biases(params: SamplingParams, vocab_size: int) -> None:
+    biases = params.logit_bias
+    if len(biases) > MAX_BIASES or not all(0 <= token < vocab_size for token in biases):
+        refuse("'logit_bias' holds too many ids or one that is no token.", param="logit_bias")
+    for bias in biases.values():
+        _within("logit_bias", bias, -100.0, 100.0)

@@ -1,0 +1,187 @@
+"""A request from a link becomes children of the engine, registered before any is submitted."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from events.errors import CoreError, UserError
+from events.output import FINISH_ERROR, CoreDelta, CoreFinish, Usage
+from events.request import CoreRequest
+from kvstore.identity import KeyChain, Namespace, chain
+from replica.engine.messages import Engine, EngineRequest
+from replica.front.attempts import Attempt, AttemptKey, Attempts, Outlet
+from replica.front.check import MAX_CHILDREN, Limits, check_request, refuse
+from replica.front.child import Child
+from replica.front.detokenise import Vocabulary
+from replica.front.mailbox import Mailbox
+from replica.front.metrics import FrontCounters
+from replica.front.output import INTERNAL
+from replica.front.stream import TokenStream
+from replica.sched.plan import ChildId
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 4_096
+MAX_LIVE_CHILDREN = 8_192
+MAX_ATTEMPT_S = 3_600.0
+DEADLINE_GRACE_S = 1.0
+"""The engine ends a child at its deadline; the front does so this much later if it didn't."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What requests are served with. `cluster_key` and `namespace` make the block keys."""
+
+    limits: Limits
+    vocabulary: Vocabulary
+    eos_ids: frozenset[int]
+    cluster_key: bytes
+    namespace: Namespace
+    max_waiting_tokens: int
+    mailbox_bytes: int
+
+
+class Intake:
+    """Validates, mints child ids, registers, submits. Runs on the event loop only."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        attempts: Attempts,
+        served: Served,
+        counters: FrontCounters,
+        clock: Callable[[], float],
+    ) -> None:
+        self.draining = False
+        self._engine = engine
+        self._attempts = attempts
+        self._served = served
+        self._counters = counters
+        self._clock = clock
+        self._child_ids = itertools.count(1)
+
+    def submit(self, outlet: Outlet, request: CoreRequest) -> tuple[CoreDelta, ...]:
+        """Take a request in. Returns the deltas that refuse it, none when it was accepted."""
+        received_s = self._clock()
+        try:
+            self._check_door(outlet, request)
+            prompt = check_request(request, self._served.limits)
+            self._check_room(len(prompt), request.sampling.n)
+            keys = self._chain(request)
+        except UserError as error:
+            self._counters.refuse(error.error.code or "refused")
+            return _refusal(request, error.error)
+        attempt = self._register(outlet, request, len(prompt), received_s)
+        self._start(attempt, request, prompt, keys)
+        return ()
+
+    def _check_door(self, outlet: Outlet, request: CoreRequest) -> None:
+        if self.draining:
+            raise UserError(_try_elsewhere(503, "draining", "The replica is draining.", 1.0))
+        if self._attempts.find(AttemptKey(outlet, request.request_id, request.attempt)):
+            refuse("This attempt is already being served.", "duplicate_request", status=409)
+
+    def _check_room(self, prompt_tokens: int, children: int) -> None:
+        """A prompt that can be served at all is let in when nobody else waits."""
+        attempts = self._attempts
+        waiting_tokens = attempts.waiting_tokens
+        if (
+            len(attempts) >= MAX_ATTEMPTS
+            or attempts.live_children + children > MAX_LIVE_CHILDREN
+            or (waiting_tokens and waiting_tokens + prompt_tokens > self._served.max_waiting_tokens)
+        ):
+            wait_s = self._engine.load().prefill.predict_ms(0, waiting_tokens) / 1e3
+            raise UserError(_try_elsewhere(429, "queue_full", "The queue is full.", wait_s))
+
+    def _chain(self, request: CoreRequest) -> KeyChain:
+        served = self._served
+        try:
+            return chain(
+                served.cluster_key,
+                served.namespace,
+                request.salt,
+                request.prompt,
+                request.public_cut_blocks,
+            )
+        except ValueError:
+            refuse("The public prefix is longer than the prompt.")
+
+    def _register(
+        self, outlet: Outlet, request: CoreRequest, prompt_tokens: int, received_s: float
+    ) -> Attempt:
+        params = request.sampling
+        attempt = Attempt(
+            key=AttemptKey(outlet, request.request_id, request.attempt),
+            prompt_tokens=prompt_tokens,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            received_s=received_s,
+            mailbox=Mailbox(self._served.mailbox_bytes // 2, self._served.mailbox_bytes),
+        )
+        for index in range(params.n):
+            child_id = ChildId(next(self._child_ids))
+            stream = TokenStream(self._served.vocabulary, params.stop, params.min_tokens)
+            attempt.children[child_id] = Child(child_id, index, attempt, stream)
+        self._attempts.register(attempt, _patience_s(request))
+        return attempt
+
+    def _start(
+        self, attempt: Attempt, request: CoreRequest, prompt: tuple[int, ...], keys: KeyChain
+    ) -> None:
+        """Submit the children; when one can't be, the whole attempt ends with an error."""
+        try:
+            for child in tuple(attempt.children.values()):
+                self._engine.submit(self._engine_request(child, request, prompt, keys))
+        except Exception as error:
+            log.error("the engine did not take a request: %s", type(error).__name__)
+            self._attempts.end(attempt, FINISH_ERROR, INTERNAL)
+
+    def _engine_request(
+        self, child: Child, request: CoreRequest, prompt: tuple[int, ...], keys: KeyChain
+    ) -> EngineRequest:
+        received_s, budget_ms = child.attempt.received_s, request.e2e_deadline_ms
+        return EngineRequest(
+            child=child.id,
+            prompt=prompt,
+            chain=keys,
+            params=request.sampling,
+            seed=request.sampling.seed + child.index,
+            eos_ids=self._served.eos_ids,
+            tenant=request.tenant,
+            arrival_s=received_s,
+            priority=request.priority,
+            deadline_s=None if budget_ms is None else received_s + budget_ms / 1e3,
+            router_boot=request.router_boot,
+            dispatch_seq=request.dispatch_seq,
+        )
+
+
+def _patience_s(request: CoreRequest) -> float:
+    if request.e2e_deadline_ms is None:
+        return MAX_ATTEMPT_S
+    return min(MAX_ATTEMPT_S, request.e2e_deadline_ms / 1e3 + DEADLINE_GRACE_S)
+
+
+def _try_elsewhere(status: int, code: str, message: str, retry_after_s: float) -> CoreError:
+    """Nothing was executed: another replica may be asked at once, this one after a while."""
+    return CoreError(
+        status=status,
+        type="server_error",
+        code=code,
+        message=message,
+        retry_after_s=max(1.0, retry_after_s),
+        reroute=True,
+    )
+
+
+def _refusal(request: CoreRequest, error: CoreError) -> tuple[CoreDelta, ...]:
+    """One finish per child that was asked for, so that nobody waits for a sibling."""
+    children = range(min(max(1, request.sampling.n), MAX_CHILDREN))
+    finish = CoreFinish(reason=FINISH_ERROR, error=error)
+    usage = Usage(len(request.prompt) // 4, 0, 0)
+    return tuple(
+        CoreDelta(request.request_id, request.attempt, index, "", (), (), usage, finish)
+        for index in children
+    )

@@ -1,0 +1,126 @@
+"""The replica's own numbers in Prometheus' format: an own registry, fixed names, bounded labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from events.output import CoreFinish
+from replica.engine.messages import EngineLoad
+
+PREFIX = "warmroute_replica_"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class FrontGauges(NamedTuple):
+    """What the front holds now; each is zero when nothing is asked of it."""
+
+    links: int
+    attempts: int
+    children: int
+    waiting_tokens: int
+
+
+class FrontCounters:
+    """What happened at the front since start. Plain integers where nothing else is needed."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.late_outputs = 0
+        self.mailbox_holds = 0
+        self.mailbox_aborts = 0
+        self.malformed_frames = 0
+        self._finished = Counter(
+            PREFIX + "children_finished",
+            "Children by their end",
+            ["reason"],
+            registry=registry,
+        )
+        self._refused = Counter(
+            PREFIX + "requests_refused", "Requests refused at intake", ["code"], registry=registry
+        )
+        self._links_refused = Counter(
+            PREFIX + "links_refused", "Links closed at the handshake", ["reason"], registry=registry
+        )
+        self._ttft = Histogram(
+            PREFIX + "ttft_seconds", "Receipt to first token", registry=registry, buckets=_SECONDS
+        )
+
+    def finish(self, reason: str) -> None:
+        """One child ended; `reason` is one of events.output.FINISH_*."""
+        self._finished.labels(reason).inc()
+
+    def finished(self, finish: CoreFinish, ttft_s: float | None) -> None:
+        """One child ended and its router is told."""
+        self.finish(finish.reason)
+        if ttft_s is not None:
+            self._ttft.observe(ttft_s)
+
+    def refuse(self, code: str) -> None:
+        """`code` is one of ours, never a caller's text."""
+        self._refused.labels(code).inc()
+
+    def refuse_link(self, reason: str) -> None:
+        """`reason` is one of ours, never a caller's text."""
+        self._links_refused.labels(reason).inc()
+
+
+class _Snapshot(Collector):
+    """Reads engine and front when scraped."""
+
+    def __init__(
+        self,
+        load: Callable[[], EngineLoad],
+        gauges: Callable[[], FrontGauges],
+        counters: FrontCounters,
+    ) -> None:
+        self._load = load
+        self._gauges = gauges
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._gauges()._asdict().items():
+            yield GaugeMetricFamily(f"{PREFIX}{name}", f"{name} at the front now", value)
+        load, counters = self._load(), self._counters
+        for name in (
+            "waiting",
+            "running",
+            "queued_prefill_tokens",
+            "running_context_tokens",
+            "free_blocks",
+            "cached_blocks",
+            "total_blocks",
+            "step_ms",
+        ):
+            yield GaugeMetricFamily(f"{PREFIX}engine_{name}", f"{name} now", getattr(load, name))
+        for name, total in (
+            ("engine_steps", load.steps),
+            ("prompt_tokens", load.prompt_tokens_total),
+            ("cached_tokens", load.cached_tokens_total),
+            ("preemptions", load.preemptions_total),
+            ("late_outputs", counters.late_outputs),
+            ("mailbox_holds", counters.mailbox_holds),
+            ("mailbox_aborts", counters.mailbox_aborts),
+            ("malformed_frames", counters.malformed_frames),
+        ):
+            yield CounterMetricFamily(PREFIX + name, f"{name} since start", total)
+
+
+class Metrics:
+    """Registry and counters; `watch` adds what is read at scrape time."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.counters = FrontCounters(self.registry)
+
+    def watch(self, load: Callable[[], EngineLoad], gauges: Callable[[], FrontGauges]) -> None:
+        """Show engine and front."""
+        self.registry.register(_Snapshot(load, gauges, self.counters))
+
+    def exposition(self) -> bytes:
+        """The text format."""
+        return generate_latest(self.registry)

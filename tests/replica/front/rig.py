@@ -1,0 +1,203 @@
+"""A front on a real socket over a scripted engine, and a router's end of the link."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+from aiohttp import web
+
+from events.load import KVLayout
+from events.output import CacheCleared, CoreDelta, CoreFinish, LinkWelcome, StepFrame
+from events.request import LINK_VERSION, CoreRequest, LinkHello, SamplingParams
+from events.secrets import link_secret
+from events.wire import decode_replica_frame, encode
+from kvstore.identity import Namespace
+from replica.engine.messages import Engine
+from replica.front.app import FrontApp
+from replica.front.attempts import Attempts
+from replica.front.check import Limits
+from replica.front.health import Progress
+from replica.front.intake import Intake, Served
+from replica.front.link import LinkServer, LinkSettings
+from replica.front.metrics import Metrics
+from replica.front.output import Dispatcher, StepQueue
+from replica.front.session import Front
+from tests.fakes.engine import OnSubmit, ScriptedEngine, never
+from tests.fakes.vocabulary import END_ID, ByteVocabulary
+
+PATIENCE_S = 10.0
+CLUSTER_KEY = bytes(range(32))
+SECRET = link_secret(CLUSTER_KEY)
+LAYOUT = KVLayout(
+    dtype="float32", layers=1, kv_heads=1, head_dim=8, block_tokens=4, rope="plain:10000"
+)
+
+
+def request(
+    request_id: str = "r1", prompt: Sequence[int] = (1, 2, 3, 4, 5), attempt: int = 1, **changes
+) -> CoreRequest:
+    """A request with defaults; keywords of SamplingParams go there."""
+    sampling = {"max_tokens": 16, "seed": 11}
+    for name in SamplingParams.__struct_fields__:
+        if name in changes:
+            sampling[name] = changes.pop(name)
+    fields = {
+        "request_id": request_id,
+        "attempt": attempt,
+        "trace_id": "t",
+        "tenant": "tenant",
+        "model": "m",
+        "prompt": prompt if isinstance(prompt, bytes) else array("I", prompt).tobytes(),
+        "salt": b"salt",
+        "sampling": SamplingParams(**sampling),
+        "router_boot": "boot",
+        "dispatch_seq": 3,
+    }
+    return CoreRequest(**(fields | changes))
+
+
+@dataclass
+class Answer:
+    """The joined deltas of one child."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    deltas: list[CoreDelta] = field(default_factory=list)
+    finish: CoreFinish | None = None
+
+    def add(self, delta: CoreDelta) -> None:
+        assert self.finish is None, "a delta after the finish"
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.deltas.append(delta)
+        self.finish = delta.finish
+
+
+class RouterEnd:
+    """Speaks the router's half of the link and joins what comes, by request and child."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.answers: dict[tuple[str, int, int], Answer] = {}
+        self.frames: list[StepFrame] = []
+
+    async def send(self, message) -> None:
+        await self.socket.send_bytes(encode(message))
+
+    async def receive(self) -> LinkWelcome | StepFrame | CacheCleared:
+        async with asyncio.timeout(PATIENCE_S):
+            frame = decode_replica_frame(await self.socket.receive_bytes())
+        if isinstance(frame, StepFrame):
+            self.frames.append(frame)
+            for delta in frame.deltas:
+                key = (delta.request_id, delta.attempt, delta.child)
+                self.answers.setdefault(key, Answer()).add(delta)
+        return frame
+
+    async def answer(self, request_id: str = "r1", attempt: int = 1, child: int = 0) -> Answer:
+        """Read until this child has finished."""
+        key = (request_id, attempt, child)
+        while key not in self.answers or self.answers[key].finish is None:
+            await self.receive()
+        return self.answers[key]
+
+    async def closed(self) -> int | None:
+        """Read until the socket is closed; its close code."""
+        async with asyncio.timeout(PATIENCE_S):
+            async for _ in self.socket:
+                pass
+        return self.socket.close_code
+
+
+class Rig:
+    """The front, its engine, and its address."""
+
+    def __init__(self, front: Front, app: FrontApp, engine: Engine, url: str) -> None:
+        self.front = front
+        self.app = app
+        self.engine = engine
+        self.url = url
+        self.session = aiohttp.ClientSession()
+
+    async def dial(self, secret: str = SECRET, version: int = LINK_VERSION) -> RouterEnd:
+        """A link that was welcomed."""
+        end = RouterEnd(await self.session.ws_connect(self.url + "/link", max_msg_size=0))
+        hello = LinkHello(version=version, router_id="r", router_boot="boot", secret=secret)
+        await end.send(hello)
+        welcome = await end.receive()
+        assert isinstance(welcome, LinkWelcome)
+        assert (welcome.replica, welcome.boot) == ("replica-0", 5)
+        return end
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.session.get(self.url + path) as response:
+            return response.status, await response.text()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that is sure to come; fails when it doesn't."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, "it never came"
+            await asyncio.sleep(0.005)
+
+    async def submitted(self, count: int = 1) -> None:
+        """Until the engine has this many requests."""
+        await self.until(lambda: len(self.engine.requests) >= count)
+
+    def empty(self) -> bool:
+        """Nothing is kept of any request."""
+        attempts = self.front.attempts
+        return not len(attempts) and not attempts.live_children and not attempts.waiting_tokens
+
+
+def served(mailbox_bytes: int, max_waiting_tokens: int = 1_000) -> Served:
+    vocabulary = ByteVocabulary((b"own f", b"ox"))
+    return Served(
+        limits=Limits(model="m", vocab_size=vocabulary.vocab_size, context_tokens=128),
+        vocabulary=vocabulary,
+        eos_ids=frozenset((END_ID,)),
+        cluster_key=CLUSTER_KEY,
+        namespace=Namespace(model="m", weights="w", layout=LAYOUT),
+        max_waiting_tokens=max_waiting_tokens,
+        mailbox_bytes=mailbox_bytes,
+    )
+
+
+@asynccontextmanager
+async def rig(
+    on_submit: OnSubmit = never,
+    answers_aborts: bool = True,
+    mailbox_bytes: int = 65_536,
+    slow_s: float = 5.0,
+    stall_s: float = 5.0,
+    handshake_s: float = 5.0,
+    progress_s: float = 30.0,
+) -> AsyncIterator[Rig]:
+    """A served front; whatever the test did, nothing is left of it at the end."""
+    metrics = Metrics()
+    queue = StepQueue(asyncio.get_running_loop())
+    engine = ScriptedEngine(queue, on_submit, answers_aborts)
+    attempts = Attempts(engine, metrics.counters, slow_s, time.monotonic)
+    intake = Intake(engine, attempts, served(mailbox_bytes), metrics.counters, time.monotonic)
+    queue.attach(Dispatcher(engine, attempts, metrics.counters))
+    front = Front(engine, attempts, intake, metrics.counters)
+    settings = LinkSettings("replica-0", 5, SECRET, handshake_s, heartbeat_s=30.0, stall_s=stall_s)
+    app = FrontApp(front, LinkServer(front, settings), metrics, Progress(progress_s, time.monotonic))
+    runner = web.AppRunner(app.build(), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    it = Rig(front, app, engine, f"http://{host}:{port}")
+    try:
+        yield it
+    finally:
+        await it.session.close()
+        await it.until(it.empty)
+        await runner.cleanup()

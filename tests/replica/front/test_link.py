@@ -1,0 +1,438 @@
+"""The link over a real socket: introduction, requests, cancellation, losses and bad frames."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+
+import pytest
+
+from events.errors import CoreError
+from events.output import CacheCleared, StepFrame
+from events.request import (
+    MAX_LINK_FRAME_BYTES,
+    Abort,
+    ClearCache,
+    Hold,
+    LinkHello,
+    Resume,
+)
+from events.wire import encode
+from tests.fakes.engine import inside, never, refuse_from
+from tests.fakes.vocabulary import END_ID
+from tests.replica.front.rig import SECRET, request, rig
+
+
+async def test_a_request_from_submit_to_finish() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request(logprobs=0))
+        await front.submitted()
+        child = front.engine.requests[0].child
+        front.engine.step({child: b"he"}, cached_tokens=4, logprobs=True)
+        front.engine.step({child: b"y!"}, finish="length", cached_tokens=4, logprobs=True)
+        answer = await router.answer()
+        assert (answer.text, answer.finish.reason) == ("hey!", "length")
+        assert answer.token_ids == tuple(b"hey!")
+        assert [lp.token_id for d in answer.deltas for lp in d.logprobs] == list(b"hey!")
+        usage = answer.deltas[-1].usage
+        assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (5, 4, 4)
+        stamps = answer.finish.stamps
+        assert 0 <= stamps.first_token_ms <= stamps.finished_ms
+
+
+async def test_an_answer_inside_submit_is_not_lost() -> None:
+    async with rig(inside(b"at once")) as front:
+        router = await front.dial()
+        await router.send(request(n=3))
+        for index in range(3):
+            answer = await router.answer(child=index)
+            assert (answer.text, answer.finish.reason) == ("at once", "stop")
+
+
+async def test_one_frame_per_step_carries_all_requests_of_the_link() -> None:
+    async with rig() as front:
+        first, second = await front.dial(), await front.dial()
+        await first.send(request("a"))
+        await first.send(request("b"))
+        await second.send(request("a"))
+        await front.submitted(3)
+        front.engine.step({r.child: b"x" for r in front.engine.requests}, finish="length")
+        assert (await first.answer("b")).text == (await second.answer("a")).text == "x"
+        assert [len(frame.deltas) for frame in first.frames] == [2]
+        assert [len(frame.deltas) for frame in second.frames] == [1]
+
+
+async def test_P9_n_children_have_own_index_seed_and_finish() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request(n=3, stop=("!",)))
+        await front.submitted(3)
+        assert [r.seed for r in front.engine.requests] == [11, 12, 13]
+        assert len({r.child for r in front.engine.requests}) == 3
+        zero, one, two = (r.child for r in front.engine.requests)
+        front.engine.step({zero: b"ab", one: b"c!d", two: b"e"})
+        front.engine.step({zero: b"cd"}, finish="length")
+        front.engine.step({two: b"f"}, finish="stop")
+        answers = [await router.answer(child=index) for index in range(3)]
+        assert [a.text for a in answers] == ["abcd", "c", "ef"]
+        assert [a.finish.reason for a in answers] == ["length", "stop", "stop"]
+        assert [a.finish.stop_reason for a in answers] == [None, "!", None]
+        assert [a.deltas[-1].usage.completion_tokens for a in answers] == [4, 2, 2]
+        assert front.engine.calls == [("abort", one)]
+
+
+async def test_P4_a_stop_string_ends_the_child_in_the_engine_too() -> None:
+    async with rig(answers_aborts=False) as front:
+        router = await front.dial()
+        await router.send(request(stop=("own fox",)))
+        await front.submitted()
+        child = front.engine.requests[0].child
+        front.engine.step({child: b"br"})
+        front.engine.step({child: (256,)})
+        front.engine.step({child: (257, 33)})
+        answer = await router.answer()
+        assert (answer.text, answer.finish.stop_reason) == ("br", "own fox")
+        assert answer.finish.reason == "stop"
+        assert front.engine.calls == [("abort", child)]
+        front.engine.step({child: b"late"})
+        front.engine.step({child: b""}, finish="abort")
+        await front.until(lambda: front.front.counters.late_outputs == 2)
+
+
+@pytest.mark.parametrize(("stop_ids", "reason"), [((), None), ((END_ID,), END_ID)])
+async def test_the_end_token_is_counted_and_not_shown(stop_ids, reason) -> None:
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request(stop_token_ids=stop_ids))
+        await front.submitted()
+        child = front.engine.requests[0].child
+        front.engine.step({child: (*b"ok", END_ID)}, finish="stop", stop_token=END_ID)
+        answer = await router.answer()
+        assert (answer.text, answer.token_ids) == ("ok", tuple(b"ok"))
+        assert answer.finish.stop_reason == reason
+        assert answer.deltas[-1].usage.completion_tokens == 3
+
+
+async def test_an_error_of_the_engine_reaches_its_own_request_only() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request("a"))
+        await router.send(request("b"))
+        await front.submitted(2)
+        bad, good = (r.child for r in front.engine.requests)
+        error = CoreError(status=500, message="broken", type="server_error")
+        front.engine.step({bad: b""}, finish="error", error=error)
+        front.engine.step({good: b"fine"}, finish="length")
+        assert (await router.answer("a")).finish.error == error
+        assert (await router.answer("b")).text == "fine"
+
+
+async def test_an_id_that_is_no_token_ends_only_its_child() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request("a"))
+        await router.send(request("b"))
+        await front.submitted(2)
+        bad, good = (r.child for r in front.engine.requests)
+        front.engine.step({bad: (*b"x", 299), good: b"y"})
+        front.engine.step({good: b"z"}, finish="length")
+        broken = await router.answer("a")
+        assert (broken.text, broken.finish.error.status) == ("x", 500)
+        assert (await router.answer("b")).text == "yz"
+
+
+@pytest.mark.parametrize("nth", [0, 1, 2])
+async def test_an_engine_that_raises_in_submit_leaks_nothing(nth: int) -> None:
+    async with rig(refuse_from(nth)) as front:
+        router = await front.dial()
+        await router.send(request(n=3))
+        for index in range(3):
+            finish = (await router.answer(child=index)).finish
+            assert (finish.reason, finish.error.status) == ("error", 500)
+        await front.until(front.empty)
+        submitted = [r.child for r in front.engine.requests]
+        assert {child for _, child in front.engine.calls} >= set(submitted)
+
+
+async def test_abort_answers_at_once_even_if_the_engine_never_does() -> None:
+    async with rig(answers_aborts=False) as front:
+        router = await front.dial()
+        await router.send(request(n=2, stop=("zzz",)))
+        await front.submitted(2)
+        first = front.engine.requests[0].child
+        front.engine.step({first: b"az"})
+        await router.send(Abort(request_id="r1", attempt=1))
+        await router.send(Abort(request_id="r1", attempt=1))
+        await router.send(Abort(request_id="nobody", attempt=1))
+        answers = [await router.answer(child=index) for index in range(2)]
+        assert [a.finish.reason for a in answers] == ["abort", "abort"]
+        assert answers[0].text == "az", "what was held back is shown at the end"
+        await front.until(front.empty)
+        front.engine.step({first: b"late"}, finish="abort")
+        await front.until(lambda: front.front.counters.late_outputs == 1)
+        assert len(front.engine.calls) == 2
+
+
+async def test_P16_a_live_duplicate_is_refused_and_a_finished_one_is_not() -> None:
+    async with rig() as front:
+        router, other = await front.dial(), await front.dial()
+        await router.send(request())
+        await other.send(request())
+        await front.submitted(2)
+        assert len({r.child for r in front.engine.requests}) == 2
+        await router.send(request(attempt=2))
+        await front.submitted(3)
+        await router.send(request())
+        refused = await router.answer()
+        assert (refused.finish.error.status, refused.finish.error.code) == (
+            409,
+            "duplicate_request",
+        )
+        assert len(front.engine.requests) == 3
+        assert not front.engine.calls, "the live one is not touched"
+        await router.send(Abort(request_id="r1", attempt=2))
+        await router.answer(attempt=2)
+        await router.send(request(attempt=2))
+        await front.submitted(4)
+
+
+@pytest.mark.parametrize("stage", ["queued", "running", "held", "finished"])
+async def test_O1_a_lost_link_aborts_at_every_stage(stage: str) -> None:
+    async with rig(answers_aborts=False) as front:
+        router, other = await front.dial(), await front.dial()
+        await router.send(request(n=2))
+        await other.send(request())
+        await front.submitted(3)
+        lost = [r.child for r in front.engine.requests[:2]]
+        if stage != "queued":
+            front.engine.step({child: b"x" for child in lost})
+            await router.receive()
+        if stage == "held":
+            await router.send(Hold(request_id="r1", attempt=1))
+            await front.until(lambda: len(front.engine.calls) == 2)
+        if stage == "finished":
+            front.engine.step({child: b"y" for child in lost}, finish="stop")
+        front.engine.calls.clear()
+        router.socket._response.connection.transport.abort()
+        if stage == "finished":
+            await front.until(lambda: len(front.front.attempts) == 1)
+            assert front.engine.calls == []
+        else:
+            await front.until(lambda: len(front.engine.calls) == 2)
+            assert {child for _, child in front.engine.calls} == set(lost)
+        assert len(front.front.attempts) == 1, "the other router's request lives on"
+
+
+async def test_hold_and_resume_reach_every_child_once() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request(n=2))
+        await front.submitted(2)
+        one, two = (r.child for r in front.engine.requests)
+        for frame in (Hold, Hold, Resume, Resume):
+            await router.send(frame(request_id="r1", attempt=1))
+        await router.send(Hold(request_id="nobody", attempt=1))
+        await front.until(lambda: len(front.engine.calls) == 4)
+        assert front.engine.calls == [
+            ("hold", one),
+            ("hold", two),
+            ("resume", one),
+            ("resume", two),
+        ]
+
+
+async def test_clear_cache_is_answered() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(ClearCache(command_id="c1"))
+        assert await router.receive() == CacheCleared(command_id="c1", blocks=7)
+
+
+async def test_draining_refuses_new_requests_and_lets_streams_finish() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request("old"))
+        await front.submitted()
+        front.front.intake.draining = True
+        assert (await front.get("/ready"))[0] == 503
+        assert (await front.get("/health"))[0] == 200
+        await router.send(request("new"))
+        error = (await router.answer("new")).finish.error
+        assert (error.status, error.code, error.reroute) == (503, "draining", True)
+        front.engine.step({front.engine.requests[0].child: b"bye"}, finish="length")
+        assert (await router.answer("old")).text == "bye"
+
+
+async def test_a_deadline_ends_what_the_engine_never_answers(monkeypatch) -> None:
+    monkeypatch.setattr("replica.front.intake.DEADLINE_GRACE_S", 0.0)
+    async with rig(answers_aborts=False) as front:
+        router = await front.dial()
+        await router.send(request(e2e_deadline_ms=20.0))
+        finish = (await router.answer()).finish
+        assert (finish.reason, finish.error.status) == ("error", 504)
+        assert front.engine.calls == [("abort", front.engine.requests[0].child)]
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        LinkHello(version=1, router_id="r", router_boot="b", secret="wrong"),
+        LinkHello(version=1, router_id="r", router_boot="b", secret=""),
+        LinkHello(version=1, router_id="r", router_boot="b", secret=SECRET + "é"),
+        LinkHello(version=99, router_id="r", router_boot="b", secret=SECRET),
+        request(),
+        b"",
+        b"\x80\x04N.",
+        "text",
+        pickle.dumps({"a": print}),
+    ],
+)
+async def test_S1_a_bad_introduction_closes_the_link(hello) -> None:
+    async with rig() as front:
+        socket = await front.session.ws_connect(front.url + "/link")
+        if isinstance(hello, str):
+            await socket.send_str(hello)
+        else:
+            await socket.send_bytes(hello if isinstance(hello, bytes) else encode(hello))
+        async with asyncio.timeout(5):
+            message = await socket.receive()
+        assert message.data == 1008
+        assert not front.engine.requests
+        assert "links_refused_total" in (await front.get("/metrics"))[1]
+
+
+async def test_S1_silence_at_the_door_is_cut_off() -> None:
+    async with rig(handshake_s=0.05) as front:
+        socket = await front.session.ws_connect(front.url + "/link")
+        async with asyncio.timeout(5):
+            assert (await socket.receive()).data == 1008
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xc1",
+        b"",
+        pickle.dumps(["x"] * 9),
+        encode(request())[:-3],
+        encode(LinkHello(version=1, router_id="r", router_boot="b", secret=SECRET)),
+        b"\x91" * 100_000,
+        "text",
+        bytes(MAX_LINK_FRAME_BYTES + 1),
+    ],
+    ids=["invalid", "empty", "pickle", "truncated", "hello again", "nested", "text", "too large"],
+)
+async def test_S1_a_malformed_frame_closes_only_its_link(frame) -> None:
+    async with rig() as front:
+        router, other = await front.dial(), await front.dial()
+        await router.send(request())
+        await other.send(request())
+        await front.submitted(2)
+        try:
+            if isinstance(frame, str):
+                await router.socket.send_str(frame)
+            else:
+                await router.socket.send_bytes(frame)
+        except ConnectionError:
+            pass
+        await router.closed()
+        await front.until(lambda: len(front.front.attempts) == 1)
+        assert front.front.counters.malformed_frames == 1
+        front.engine.step({front.engine.requests[1].child: b"ok"}, finish="stop")
+        assert (await other.answer()).text == "ok"
+
+
+async def test_S1_random_bytes_at_the_port_harm_nobody() -> None:
+    rng = random.Random(7)
+    async with rig() as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        for size in (0, 1, 40, 4_000, 200_000):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(rng.randbytes(size) + pickle.dumps(print))
+            writer.write_eof()
+            async with asyncio.timeout(5):
+                try:
+                    await reader.read()
+                except ConnectionError:
+                    pass
+            writer.close()
+        router = await front.dial()
+        for _ in range(300):
+            end = await front.session.ws_connect(front.url + "/link")
+            await end.send_bytes(rng.randbytes(rng.randrange(60)))
+            await end.close()
+        await router.send(request())
+        await front.submitted()
+        front.engine.step({front.engine.requests[0].child: b"ok"}, finish="stop")
+        assert (await router.answer()).text == "ok"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": b"abc"},
+        {"prompt": b""},
+        {"prompt": b"\xff\xff\xff\xff"},
+        {"model": "other"},
+        {"public_cut_blocks": 2},
+        {"public_cut_blocks": -1},
+        {"attempt": -1},
+        {"trace_id": "x" * 1000},
+        {"e2e_deadline_ms": float("nan")},
+        {"max_tokens": 0},
+        {"max_tokens": 1000},
+        {"n": 0},
+        {"n": 100_000},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": -0.1},
+        {"min_p": 2.0},
+        {"top_k": -1},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": float("-inf")},
+        {"logit_bias": {999: 1.0}},
+        {"logit_bias": {1: float("nan")}},
+        {"logprobs": 21},
+        {"min_tokens": 99},
+        {"stop": ("",)},
+        {"stop": ("a",) * 99},
+        {"stop_token_ids": (999,)},
+    ],
+)
+async def test_what_can_not_be_served_is_refused_and_the_next_request_works(changes) -> None:
+    async with rig(inside(b"ok")) as front:
+        router = await front.dial()
+        bad = request(**{"attempt": 1} | changes)
+        await router.send(bad)
+        answer = await router.answer(attempt=bad.attempt)
+        assert answer.finish.reason == "error"
+        assert answer.finish.error.status in (400, 404)
+        assert not answer.finish.error.reroute
+        assert not front.engine.requests
+        await router.send(request("next"))
+        assert (await router.answer("next")).text == "ok"
+
+
+async def test_a_full_queue_is_refused_with_a_way_out() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        for index in range(10):
+            await router.send(request(f"r{index}", prompt=[1] * 110))
+        error = (await router.answer("r9")).finish.error
+        assert (error.status, error.code, error.reroute) == (429, "queue_full", True)
+        assert error.retry_after_s >= 1.0
+        front.engine.step({r.child: b"x" for r in front.engine.requests})
+        await router.send(request("later", prompt=[1] * 110))
+        await front.submitted(10)
+
+
+async def test_refusals_to_a_router_that_does_not_read_are_bounded(monkeypatch) -> None:
+    monkeypatch.setattr("replica.front.session.MAX_ANSWERS", 4)
+    async with rig(never) as front:
+        router = await front.dial()
+        for index in range(200):
+            await router.send(request(f"r{index}", model="other"))
+        assert (await router.answer("r199")).finish.error.status == 404
+        assert all(isinstance(frame, StepFrame) for frame in router.frames)
