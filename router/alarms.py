@@ -1,0 +1,68 @@
+"""Named alarms of the router: what it noticed, for which replica, since when, how often.
+
+Raising and clearing are idempotent, so that a check may run as often as it likes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
+MAX_ACTIVE = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """`since_s`: clock time of the first of `count` sightings. `detail` holds no secrets."""
+
+    name: str
+    replica: str
+    since_s: float
+    count: int
+    detail: str
+
+
+class Alarms:
+    """Active alarms by (name, replica), and how often each name was ever raised."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.raised_total: Counter[str] = Counter()
+        self._clock = clock
+        self._active: dict[tuple[str, str], Alarm] = {}
+
+    def __iter__(self):
+        return iter(sorted(self._active.values(), key=lambda alarm: (alarm.name, alarm.replica)))
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def active(self, name: str, replica: str) -> bool:
+        """Whether this alarm is on."""
+        return (name, replica) in self._active
+
+    def raise_(self, name: str, replica: str, detail: str = "") -> None:
+        """Turn an alarm on, or count it once more; the first sighting is logged."""
+        self.raised_total[name] += 1
+        known = self._active.get((name, replica))
+        if known is not None:
+            self._active[name, replica] = replace(known, count=known.count + 1, detail=detail)
+        elif len(self._active) < MAX_ACTIVE:
+            self._active[name, replica] = Alarm(name, replica, self._clock(), 1, detail)
+            log.warning("alarm %s for replica %s: %s", name, replica, detail)
+
+    def clear(self, name: str, replica: str) -> None:
+        """Turn an alarm off."""
+        if self._active.pop((name, replica), None) is not None:
+            log.info("alarm %s for replica %s is over", name, replica)
+
+    def forget(self, replica: str) -> None:
+        """Turn off whatever is on for a replica that left or began a new life."""
+        for key in [key for key in self._active if key[1] == replica]:
+            self.clear(*key)

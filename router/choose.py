@@ -1,0 +1,294 @@
+"""The choice: survey, pick, reserve, in one synchronous call; and its bookkeeping until the end.
+
+Implements router.route.Chooser. No await lies between a choice and its reservation, so a burst sees
+itself. Every reservation is released exactly once: by its outcome, its expiry, or a new life.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from configs.schema import RouterConfig
+from events.decision import CandidateTerms, RouteDecision, RouteOutcome
+from router.alarms import Clock
+from router.decisions import DecisionLog
+from router.fleet import Fleet
+from router.optimistic import OptimisticEntries
+from router.policies import make_policy
+from router.policies.base import Pick
+from router.reserve import Ledger, Reservation
+from router.route import NoReplica, Outcome, RouteQuery
+from router.score import Field, Scored, Scorer
+from router.trust import Prediction
+
+OPTIMISTIC_TTL_S = 5.0
+APPROXIMATE_TTL_S = 120.0
+"""How long a sent prompt counts as held where no digest ever confirms it."""
+
+EXPIRY_GRACE_S = 30.0
+CANDIDATES_KEPT = 16
+FIRST_OUTPUT_GUESS_TOKENS = 128.0
+OUTPUT_LEARNING_RATE = 0.02
+RETRY_S = 2.0
+MAX_RETRY_S = 60.0
+
+OnDecision = Callable[[RouteDecision], None]
+OnOutcome = Callable[[RouteOutcome], None]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A decision that has no outcome yet."""
+
+    decision: RouteDecision
+    query: RouteQuery
+    boot: int
+    prediction: Prediction
+    expires_s: float
+    answered: bool = False
+
+
+class RouterBrain:
+    """Chooses replicas. `router_boot` is this router's life, as load reports name it."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        config: RouterConfig,
+        clock: Clock = time.monotonic,
+        rng: random.Random | None = None,
+        on_decision: OnDecision | None = None,
+        on_outcome: OnOutcome | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.rng = rng or random.Random()
+        self.router_boot = f"{config.id}-{self.rng.getrandbits(64):016x}"
+        self.ledger = Ledger()
+        self.optimistic = OptimisticEntries()
+        self.decisions = DecisionLog(config.decisions_kept)
+        self._config = config
+        self._clock = clock
+        self._policy = make_policy(config.policy)
+        self._scorer = Scorer(fleet, self.ledger, self.optimistic, self.router_boot)
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._dispatch_seq = 0
+        self._output_tokens = FIRST_OUTPUT_GUESS_TOKENS
+        self._on_decision = on_decision
+        self._on_outcome = on_outcome
+        fleet.on_fence(self._end_life)
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy in force."""
+        return self._policy.name
+
+    def set_policy(self, name: str) -> None:
+        """Choose by another rule from now on. Raises ValueError on an unknown name."""
+        self._policy = make_policy(name)
+
+    def decide(self, query: RouteQuery) -> RouteDecision | NoReplica:
+        """Filter, score, choose, reserve."""
+        now_s = self._clock()
+        self._tend(now_s)
+        field, pick = self._choose(query, now_s)
+        if isinstance(pick, NoReplica):
+            return pick
+        scored = field.scored[pick.candidate.replica]
+        self._dispatch_seq += 1
+        decision = self._decision(
+            query, field, pick, f"{self.rng.getrandbits(64):016x}", self._dispatch_seq, now_s
+        )
+        self._policy.placed(query, field.candidates(), pick)
+        self._reserve(decision, query, scored, now_s)
+        self.decisions.add(decision)
+        if self._on_decision is not None:
+            self._on_decision(decision)
+        return decision
+
+    def explain(self, query: RouteQuery) -> RouteDecision | NoReplica:
+        """What `decide` would say now; nothing is reserved or remembered."""
+        now_s = self._clock()
+        field, pick = self._choose(query, now_s)
+        if isinstance(pick, NoReplica):
+            return pick
+        return self._decision(query, field, pick, "", 0, now_s)
+
+    def first_token(
+        self, decision_id: str, cached_tokens: int, prompt_tokens: int, ttft_ms: float
+    ) -> None:
+        """The prefill is over. Idempotent; unknown ids are ignored."""
+        entry = self._open.get(decision_id)
+        if entry is None or entry.answered:
+            return
+        entry.answered = True
+        self.ledger.first_token(decision_id)
+        replica = entry.decision.replica
+        self.fleet.observe(replica, entry.boot, entry.prediction, cached_tokens, ttft_ms)
+        self.fleet.replica_alive(replica, entry.boot)
+
+    def finish(self, decision_id: str, outcome: Outcome) -> None:
+        """Release, learn, record. Only the first call for a decision counts."""
+        if outcome.status == "ok" and outcome.ttft_ms is not None:
+            self.first_token(
+                decision_id, outcome.cached_tokens, outcome.prompt_tokens, outcome.ttft_ms
+            )
+        entry = self._open.pop(decision_id, None)
+        if entry is None:
+            return
+        self.ledger.release(decision_id)
+        self._learn(entry, outcome)
+        report = _report(entry.decision, outcome)
+        self.decisions.join(entry.decision, report)
+        if self._on_outcome is not None:
+            self._on_outcome(report)
+
+    def _choose(self, query: RouteQuery, now_s: float) -> tuple[Field, Pick | NoReplica]:
+        field = self._scorer.survey(query, self._output_tokens, now_s)
+        if not field.scored:
+            return field, self._nobody(query, field, now_s)
+        late = _too_late(query, field)
+        if late is not None:
+            return field, late
+        return field, self._policy.pick(query, field.candidates(), self.rng)
+
+    def _nobody(self, query: RouteQuery, field: Field, now_s: float) -> NoReplica:
+        """Why nobody can take it, and when asking again may help."""
+        kept = field.filtered[:CANDIDATES_KEPT]
+        reasons = {terms.filtered for terms in field.filtered} - {"not_pinned"}
+        if query.pin is not None and not reasons:
+            return NoReplica("the replica asked for is not there", RETRY_S, kept)
+        if reasons == {"too_long"}:
+            return NoReplica("too_long", 0.0, kept)
+        waits = [
+            member.breaker.wait_s(now_s)
+            for member in self.fleet.members(query.pool)
+            if not member.misfits and member.linked
+        ]
+        retry_s = min((wait for wait in waits if wait > 0), default=RETRY_S)
+        return NoReplica("no replica can take the request now", retry_s, kept)
+
+    def _decision(
+        self,
+        query: RouteQuery,
+        field: Field,
+        pick: Pick,
+        decision_id: str,
+        dispatch_seq: int,
+        now_s: float,
+    ) -> RouteDecision:
+        scored = field.scored[pick.candidate.replica]
+        return RouteDecision(
+            decision_id=decision_id,
+            request_id=query.request_id,
+            tenant=query.tenant,
+            policy=self._policy.name,
+            replica=pick.candidate.replica,
+            dispatch_seq=dispatch_seq,
+            attempt=query.attempt,
+            prompt_tokens=query.prompt_tokens,
+            predicted_cached_tokens=scored.cached_tokens,
+            predicted_ttft_ms=scored.price.ttft_ms,
+            reason="pinned" if query.pin is not None else pick.reason,
+            candidates=_shown(field, pick),
+            decided_us=1e6 * (self._clock() - now_s),
+            wall_time_ms=int(1e3 * time.time()),
+        )
+
+    def _reserve(
+        self, decision: RouteDecision, query: RouteQuery, scored: Scored, now_s: float
+    ) -> None:
+        member, cached = scored.member, scored.cached_tokens
+        new_tokens = query.prompt_tokens - cached
+        expires_s = now_s + self._config.request_timeout_s + EXPIRY_GRACE_S
+        self.ledger.reserve(
+            Reservation(
+                decision_id=decision.decision_id,
+                replica=decision.replica,
+                dispatch_seq=decision.dispatch_seq,
+                prefill_tokens=new_tokens,
+                prefill_ms=member.prefill.predict_ms(cached, new_tokens),
+                context_tokens=query.prompt_tokens,
+                blocks=scored.price.new_blocks,
+                prefill_until_s=now_s + self._config.first_token_timeout_s + EXPIRY_GRACE_S,
+                expires_s=expires_s,
+            )
+        )
+        member.breaker.begin(now_s)
+        ttl_s = self._optimistic_ttl_s(scored)
+        self.optimistic.remember(
+            decision.replica, decision.decision_id, query.chain, scored.digest_blocks, now_s + ttl_s
+        )
+        prediction = Prediction(scored.digest_tokens, cached, scored.price.ttft_ms)
+        self._open[decision.decision_id] = _Open(
+            decision, query, member.boot, prediction, expires_s
+        )
+
+    def _optimistic_ttl_s(self, scored: Scored) -> float:
+        if scored.digest_tokens is None or scored.member.trust.nothing_matches:
+            return APPROXIMATE_TTL_S
+        return OPTIMISTIC_TTL_S + 1e-3 * min(scored.price.ttft_ms, 1e3 * APPROXIMATE_TTL_S)
+
+    def _learn(self, entry: _Open, outcome: Outcome) -> None:
+        replica, boot = entry.decision.replica, entry.boot
+        if outcome.replica_fault:
+            self.fleet.replica_failed(replica, boot)
+        elif outcome.status == "ok":
+            self.fleet.replica_served(replica, boot)
+            error = outcome.completion_tokens - self._output_tokens
+            self._output_tokens += OUTPUT_LEARNING_RATE * error
+        else:
+            self.fleet.replica_undecided(replica, boot)
+        kept = outcome.status == "ok" or (entry.answered and not outcome.replica_fault)
+        if not kept:
+            decision_id = entry.decision.decision_id
+            self.optimistic.forget_decision(replica, decision_id, entry.query.chain)
+
+    def _tend(self, now_s: float) -> None:
+        self.fleet.check()
+        self.ledger.expire(now_s)
+        self.optimistic.expire(now_s)
+        while self._open and next(iter(self._open.values())).expires_s <= now_s:
+            self._open.popitem(last=False)
+
+    def _end_life(self, replica: str) -> None:
+        self.ledger.end_life(replica)
+        self.optimistic.forget_replica(replica)
+
+
+def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:
+    """Refuse early what even the soonest replica can't start in time."""
+    if query.ttft_deadline_ms is None:
+        return None
+    soonest_ms = min(scored.price.ttft_ms for scored in field.scored.values())
+    if soonest_ms <= query.ttft_deadline_ms:
+        return None
+    retry_s = min(MAX_RETRY_S, max(1.0, 1e-3 * (soonest_ms - query.ttft_deadline_ms)))
+    kept = tuple(candidate.terms for candidate in field.candidates()[:CANDIDATES_KEPT])
+    return NoReplica("deadline", retry_s, kept)
+
+
+def _shown(field: Field, pick: Pick) -> tuple[CandidateTerms, ...]:
+    """The chosen one first, then the best of the others, then who was filtered out."""
+    others = sorted(
+        (c.terms for c in field.candidates() if c.replica != pick.candidate.replica),
+        key=lambda terms: -terms.score,
+    )
+    return (pick.candidate.terms, *others, *field.filtered)[:CANDIDATES_KEPT]
+
+
+def _report(decision: RouteDecision, outcome: Outcome) -> RouteOutcome:
+    return RouteOutcome(
+        decision_id=decision.decision_id,
+        replica=decision.replica,
+        status=outcome.status,
+        cached_tokens=outcome.cached_tokens,
+        prompt_tokens=outcome.prompt_tokens,
+        completion_tokens=outcome.completion_tokens,
+        ttft_ms=outcome.ttft_ms,
+        e2e_ms=outcome.e2e_ms,
+        wall_time_ms=int(1e3 * time.time()),
+    )

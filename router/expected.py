@@ -1,0 +1,93 @@
+"""What a replica's hello must say before anything is routed to it.
+
+A mismatch here would give zero matches, or wrong text, without any error: so it is refused loudly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from events.digest import check_shape
+from events.errors import WireError
+from events.load import DigestShape, ReplicaHello
+from kvstore.identity import HASH_VERSION, key_id
+
+if TYPE_CHECKING:
+    from configs.model.card import ModelCard
+    from configs.schema import ClusterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The router's own view of its model and cluster. Fingerprints are hex digests.
+
+    `block_tokens` holds the block sizes that the cluster file names; empty accepts any.
+    """
+
+    model: str
+    weights: str
+    tokenizer: str
+    template: str
+    key_id: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_tokens: frozenset[int] = frozenset()
+    hash_version: str = HASH_VERSION
+
+    @classmethod
+    def of(cls, card: ModelCard, config: ClusterConfig) -> Expected:
+        """From the router's own model file and cluster file. Raises ValueError on a bad secret."""
+        return cls(
+            model=config.model.name,
+            weights=card.weights_fingerprint,
+            tokenizer=card.tokenizer_fingerprint,
+            template=card.template_fingerprint,
+            key_id=key_id(bytes.fromhex(config.secret)),
+            layers=card.shape.layers,
+            kv_heads=card.shape.kv_heads,
+            head_dim=card.shape.head_dim,
+            block_tokens=frozenset(replica.block_tokens for replica in config.replicas),
+        )
+
+    def misfits(self, hello: ReplicaHello) -> list[str]:
+        """Names of the alarms that this hello deserves; empty when the replica fits."""
+        layout = hello.layout
+        fits = {
+            "model_mismatch": hello.model == self.model,
+            "weights_mismatch": hello.weights == self.weights,
+            "tokenizer_mismatch": hello.tokenizer == self.tokenizer,
+            "template_mismatch": hello.template == self.template,
+            "key_mismatch": hello.key_id == self.key_id,
+            "hash_version_mismatch": hello.hash_version == self.hash_version,
+            "layout_mismatch": (layout.layers, layout.kv_heads, layout.head_dim)
+            == (self.layers, self.kv_heads, self.head_dim),
+            "block_size_mismatch": layout.block_tokens > 0
+            and (not self.block_tokens or layout.block_tokens in self.block_tokens),
+            "digest_shape_refused": _usable_shape(hello.digest),
+        }
+        return [name for name, fit in fits.items() if not fit]
+
+
+def _usable_shape(shape: DigestShape) -> bool:
+    try:
+        check_shape(shape)
+    except WireError:
+        return False
+    return True
+
+
+def pool_name(hello: ReplicaHello) -> str:
+    """One name per fingerprint: replicas of one pool share one chain of block keys."""
+    layout = hello.layout
+    geometry = f"{layout.layers}x{layout.kv_heads}x{layout.head_dim}"
+    return "/".join(
+        (
+            hello.model,
+            hello.weights[:16],
+            hello.tokenizer[:8] + hello.template[:8],
+            f"{layout.dtype}-{geometry}-b{layout.block_tokens}-{layout.rope}",
+            f"{hello.hash_version}-{hello.key_id}",
+        )
+    )

@@ -1,0 +1,120 @@
+"""One replica as the fleet sees it: its current life, its evidence and the age of it, its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from events.load import DecodeFit, PrefillFit, ReplicaHello, ReplicaLoad
+from router.breaker import Breaker
+from router.trust import Trust
+
+SUSPECT_LOAD_AGE_S = 3.0
+
+
+class ReplicaState(StrEnum):
+    """REFUSED replicas don't fit the router's model; they are listed, never routed to."""
+
+    REFUSED = "refused"
+    JOINING = "joining"
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    DRAINING = "draining"
+
+
+class Member:
+    """State of one life (one `boot`) of a replica. A larger boot gets a new Member.
+
+    Times are monotonic seconds. `digest_at_s` is the last time that the digest was known to be
+    current; `unknown_since_s` is set while it is not known at all. `silent`: the bus has lost it,
+    only the link still stands.
+    """
+
+    __slots__ = (
+        "boot",
+        "breaker",
+        "decode",
+        "digest_at_s",
+        "digest_cursor",
+        "hello",
+        "link_boot",
+        "load",
+        "load_at_s",
+        "misfits",
+        "pool",
+        "prefill",
+        "replica",
+        "silent",
+        "trust",
+        "unknown_since_s",
+    )
+
+    def __init__(
+        self, replica: str, boot: int, hello: ReplicaHello, pool: str, now_s: float
+    ) -> None:
+        self.replica = replica
+        self.boot = boot
+        self.hello = hello
+        self.pool = pool
+        self.misfits: list[str] = []
+        self.load: ReplicaLoad | None = None
+        self.load_at_s = now_s
+        self.prefill: PrefillFit
+        self.decode: DecodeFit
+        self.digest_cursor: tuple[int, int] | None = None
+        self.digest_at_s = now_s
+        self.unknown_since_s: float | None = now_s
+        self.link_boot: int | None = None
+        self.silent = False
+        self.breaker = Breaker()
+        self.trust = Trust()
+
+    @property
+    def linked(self) -> bool:
+        """Whether the link reaches this very life."""
+        return self.link_boot == self.boot
+
+    def state(self, now_s: float) -> ReplicaState:
+        """The state now."""
+        if self.misfits:
+            return ReplicaState.REFUSED
+        if self.load is not None and self.load.draining:
+            return ReplicaState.DRAINING
+        if self.load is None or not self.linked:
+            return ReplicaState.JOINING if self.link_boot is None else ReplicaState.SUSPECT
+        silent = now_s - self.load_at_s > SUSPECT_LOAD_AGE_S
+        return ReplicaState.SUSPECT if silent or self.breaker.failures else ReplicaState.HEALTHY
+
+    def unavailable(self, now_s: float) -> str | None:
+        """Why no request may go there now; None when one may. A silent bus alone is no reason: the
+        link is what carries requests."""
+        if self.misfits:
+            return self.misfits[0]
+        if not self.linked:
+            return "no_link"
+        if self.load is not None and self.load.draining:
+            return "draining"
+        if not self.breaker.admits(now_s):
+            return "breaker_open"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica for the dashboard, /metrics and explain. Ages are in ms."""
+
+    replica: str
+    boot: int
+    pool: str
+    state: str
+    linked: bool
+    breaker: str
+    misfits: tuple[str, ...]
+    trust: float
+    ttft_ratio: float
+    digest_known: bool
+    digest_age_ms: float
+    digest_fill: float
+    load_age_ms: float
+    load: ReplicaLoad | None
+    hello: ReplicaHello

@@ -1,0 +1,62 @@
+"""What a policy sees of a choice, and what it answers. Policies know no fleet, no bus, no clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from events.decision import CandidateTerms
+from router.route import RouteQuery
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One replica that may take the request, with what is already on its way there counted in.
+
+    `overlap_blocks` are leading blocks of the prompt that it is believed to hold. `requests` are
+    waiting, running and just sent. `used_blocks` are in use, not merely cached.
+    """
+
+    replica: str
+    overlap_blocks: int
+    requests: int
+    queued_prefill_tokens: int
+    used_blocks: int
+    total_blocks: int
+    terms: CandidateTerms
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The candidate chosen, and why in a few words."""
+
+    candidate: Candidate
+    reason: str
+
+
+class Policy(Protocol):
+    """A rule. `pick` changes nothing, so that it also serves explain; `placed` tells afterwards
+    what really became of the choice."""
+
+    name: str
+
+    def pick(
+        self, query: RouteQuery, candidates: Sequence[Candidate], rng: random.Random
+    ) -> Pick: ...
+
+    def placed(self, query: RouteQuery, candidates: Sequence[Candidate], pick: Pick) -> None: ...
+
+
+class Stateless:
+    """Base of the rules that remember nothing."""
+
+    def placed(self, query: RouteQuery, candidates: Sequence[Candidate], pick: Pick) -> None:
+        """Nothing to remember."""
+
+
+def least_loaded(candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
+    """Fewest requests, then least queued prefill; ties at random."""
+    key = min((c.requests, c.queued_prefill_tokens) for c in candidates)
+    return rng.choice([c for c in candidates if (c.requests, c.queued_prefill_tokens) == key])

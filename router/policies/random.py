@@ -1,0 +1,19 @@
+"""Any replica."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from router.policies.base import Candidate, Pick, Stateless
+from router.route import RouteQuery
+
+
+class Random(Stateless):
+    """Uniform."""
+
+    name = "random"
+
+    def pick(self, query: RouteQuery, candidates: Sequence[Candidate], rng: random.Random) -> Pick:
+        """Any."""
+        return Pick(rng.choice(candidates), "at random")

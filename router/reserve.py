@@ -1,0 +1,157 @@
+"""The ledger of reservations: what this router has sent to replicas that is not over yet.
+
+A reservation is made at the choice, shrinks from prefill to decode at the first token, and is
+released exactly once: by its outcome, by its expiry, or because its replica's life ended. Each
+load report says which dispatches it has seen; only the others still count on top of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+MAX_RESERVATIONS = 100_000
+
+
+@dataclass(slots=True)
+class Reservation:
+    """One request on its way or running. `blocks` is the KV that it will need there beyond what is
+    cached; `expires_s` is monotonic; `prefill_until_s` is when a prefill is written off."""
+
+    decision_id: str
+    replica: str
+    dispatch_seq: int
+    prefill_tokens: int
+    prefill_ms: float
+    context_tokens: int
+    blocks: int
+    prefill_until_s: float
+    expires_s: float
+    prefilling: bool = True
+    unseen: bool = True
+
+
+@dataclass(slots=True)
+class Booked:
+    """Sums over one replica's reservations. The `unseen_` ones are what no report includes yet."""
+
+    requests: int = 0
+    prefilling: int = 0
+    unseen_requests: int = 0
+    unseen_prefilling: int = 0
+    unseen_prefill_tokens: int = 0
+    unseen_prefill_ms: float = 0.0
+    unseen_context_tokens: int = 0
+    unseen_blocks: int = 0
+
+
+@dataclass(slots=True)
+class _Account:
+    seen_seq: int = 0
+    booked: Booked = field(default_factory=Booked)
+    unseen: OrderedDict[int, Reservation] = field(default_factory=OrderedDict)
+
+
+class Ledger:
+    """All reservations of one router."""
+
+    def __init__(self, limit: int = MAX_RESERVATIONS) -> None:
+        self.expired_total = 0
+        self._limit = limit
+        self._open: OrderedDict[str, Reservation] = OrderedDict()
+        self._prefilling: OrderedDict[str, Reservation] = OrderedDict()
+        self._accounts: dict[str, _Account] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def booked(self, replica: str) -> Booked:
+        """What is booked there; read it, don't keep it."""
+        account = self._accounts.get(replica)
+        return account.booked if account is not None else Booked()
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Book it. Beyond the limit the oldest reservation is written off."""
+        if len(self._open) >= self._limit:
+            self.expired_total += 1
+            self.release(next(iter(self._open)))
+        account = self._accounts.setdefault(reservation.replica, _Account())
+        reservation.unseen = reservation.dispatch_seq > account.seen_seq
+        if reservation.unseen:
+            account.unseen[reservation.dispatch_seq] = reservation
+        self._open[reservation.decision_id] = reservation
+        self._prefilling[reservation.decision_id] = reservation
+        _count(account.booked, reservation, 1)
+
+    def first_token(self, decision_id: str) -> None:
+        """Its prefill is over; only its decode and its blocks stay booked. Idempotent."""
+        reservation = self._prefilling.pop(decision_id, None)
+        if reservation is not None:
+            booked = self._accounts[reservation.replica].booked
+            _count(booked, reservation, -1)
+            reservation.prefilling = False
+            _count(booked, reservation, 1)
+
+    def release(self, decision_id: str) -> Reservation | None:
+        """Give it back; the reservation the first time, None ever after."""
+        reservation = self._open.pop(decision_id, None)
+        if reservation is None:
+            return None
+        self._prefilling.pop(decision_id, None)
+        account = self._accounts[reservation.replica]
+        _count(account.booked, reservation, -1)
+        account.unseen.pop(reservation.dispatch_seq, None)
+        if not account.booked.requests:
+            account.booked = Booked()
+        return reservation
+
+    def note_seen(self, replica: str, seq: int) -> None:
+        """A report includes this router's dispatches up to `seq`."""
+        account = self._accounts.get(replica)
+        if account is None or seq <= account.seen_seq:
+            return
+        account.seen_seq = seq
+        while account.unseen and next(iter(account.unseen)) <= seq:
+            _, reservation = account.unseen.popitem(last=False)
+            _count(account.booked, reservation, -1)
+            reservation.unseen = False
+            _count(account.booked, reservation, 1)
+
+    def end_life(self, replica: str) -> None:
+        """The replica's life is over: nothing is booked there any more."""
+        account = self._accounts.pop(replica, None)
+        if account is None:
+            return
+        ended = [r.decision_id for r in self._open.values() if r.replica == replica]
+        for decision_id in ended:
+            del self._open[decision_id]
+            self._prefilling.pop(decision_id, None)
+
+    def expire(self, now_s: float) -> None:
+        """Write off what should long have been over: first the prefill, then all of it."""
+        while self._prefilling:
+            oldest = next(iter(self._prefilling.values()))
+            if oldest.prefill_until_s > now_s:
+                break
+            self.first_token(oldest.decision_id)
+        while self._open:
+            oldest = next(iter(self._open.values()))
+            if oldest.expires_s > now_s:
+                break
+            self.expired_total += 1
+            self.release(oldest.decision_id)
+
+
+def _count(booked: Booked, reservation: Reservation, sign: int) -> None:
+    """Add (or take away) one reservation to the sums, as it stands now."""
+    booked.requests += sign
+    booked.prefilling += sign * reservation.prefilling
+    if not reservation.unseen:
+        return
+    booked.unseen_requests += sign
+    booked.unseen_context_tokens += sign * reservation.context_tokens
+    booked.unseen_blocks += sign * reservation.blocks
+    if reservation.prefilling:
+        booked.unseen_prefilling += sign
+        booked.unseen_prefill_tokens += sign * reservation.prefill_tokens
+        booked.unseen_prefill_ms += sign * reservation.prefill_ms

@@ -1,0 +1,174 @@
+"""From a query to priced candidates: filter, look up what each replica holds, price it.
+
+Changes nothing: the same code answers decide and explain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from events.decision import CandidateTerms
+from router.cost import Demand, Price, Standing, cost_ms, price, standing
+from router.fleet import Fleet
+from router.member import Member
+from router.optimistic import OptimisticEntries
+from router.policies.base import Candidate
+from router.reserve import Ledger
+from router.route import RouteQuery
+
+MIN_MATCH_TOKENS = 32
+"""A shorter match is not worth following, and may be a digest's false positive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A candidate and what the reservation needs of it. `digest_tokens` is None where the digest
+    is unknown."""
+
+    candidate: Candidate
+    member: Member
+    price: Price
+    cached_tokens: int
+    digest_blocks: int
+    digest_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Everybody of the pool: those that may take the request, and why the others may not."""
+
+    scored: dict[str, Scored]
+    filtered: tuple[CandidateTerms, ...]
+
+    def candidates(self) -> list[Candidate]:
+        """What a policy sees."""
+        return [scored.candidate for scored in self.scored.values()]
+
+
+class Scorer:
+    """Reads the fleet, the ledger and the optimistic entries."""
+
+    def __init__(
+        self, fleet: Fleet, ledger: Ledger, optimistic: OptimisticEntries, router_boot: str
+    ) -> None:
+        self._fleet = fleet
+        self._ledger = ledger
+        self._optimistic = optimistic
+        self._router_boot = router_boot
+
+    def survey(self, query: RouteQuery, output_tokens: float, now_s: float) -> Field:
+        """Filter and price. `output_tokens` is the length to expect of the answer."""
+        demand = Demand(
+            query.prompt_tokens,
+            min(output_tokens, query.max_tokens),
+            query.block_tokens,
+            query.ttft_deadline_ms,
+        )
+        fit: list[Member] = []
+        filtered: list[CandidateTerms] = []
+        for member in self._fleet.members(query.pool):
+            why = self._unfit(query, member, now_s)
+            if why is None:
+                fit.append(member)
+            else:
+                filtered.append(_without_terms(member, why, now_s))
+        depths = self._depths(query) if fit else {}
+        scored = [self._score(query, demand, member, depths, now_s) for member in fit]
+        return Field(_ranked(scored), tuple(filtered))
+
+    def _unfit(self, query: RouteQuery, member: Member, now_s: float) -> str | None:
+        if query.pin is not None and member.replica != query.pin:
+            return "not_pinned"
+        if member.replica in query.exclude:
+            return "excluded"
+        needed = -(-(query.prompt_tokens + 1) // query.block_tokens)
+        too_long = query.prompt_tokens >= member.hello.context_tokens
+        if too_long or needed > member.hello.total_blocks:
+            return "too_long"
+        return member.unavailable(now_s)
+
+    def _depths(self, query: RouteQuery) -> dict[str, int]:
+        depths = self._fleet.index.depths(query.pool, query.chain.halves())
+        for replica in [replica for replica in depths if self._fleet.member(replica) is None]:
+            del depths[replica]
+            self._fleet.index.remove(replica)
+        return depths
+
+    def _score(
+        self,
+        query: RouteQuery,
+        demand: Demand,
+        member: Member,
+        depths: dict[str, int],
+        now_s: float,
+    ) -> Scored:
+        replica = member.replica
+        digest = depths.get(replica, 0)
+        blocks = self._optimistic.depth(replica, query.chain, digest, now_s)
+        cached = _cached_tokens(query, blocks)
+        if not cached:
+            blocks = 0
+        if member.load is not None:
+            self._ledger.note_seen(replica, member.load.seen.get(self._router_boot, 0))
+        at = standing(member, self._ledger.booked(replica), now_s)
+        priced = price(demand, blocks, cached, member, at, now_s)
+        digest_tokens = _cached_tokens(query, digest) if replica in depths else None
+        candidate = _candidate(replica, blocks, at, priced.terms)
+        return Scored(candidate, member, priced, cached, digest, digest_tokens)
+
+
+def _cached_tokens(query: RouteQuery, blocks: int) -> int:
+    """Prompt tokens that need no computing; the last one always does."""
+    cached = min(blocks * query.block_tokens, query.prompt_tokens - 1)
+    return cached if cached >= MIN_MATCH_TOKENS else 0
+
+
+def _candidate(replica: str, blocks: int, at: Standing, terms: CandidateTerms) -> Candidate:
+    return Candidate(
+        replica=replica,
+        overlap_blocks=blocks,
+        requests=at.requests,
+        queued_prefill_tokens=at.queued_prefill_tokens,
+        used_blocks=at.used_blocks,
+        total_blocks=at.total_blocks,
+        terms=terms,
+    )
+
+
+def _ranked(scored: list[Scored]) -> dict[str, Scored]:
+    """Scores against the fastest replica, were it idle and empty."""
+    if not scored:
+        return {}
+    idle_ms = min(s.price.terms.prefill_ms + s.price.terms.saved_prefill_ms for s in scored)
+    ranked = {}
+    for entry in scored:
+        terms = _with_score(entry.price.terms, idle_ms - cost_ms(entry.price.terms))
+        candidate = replace(entry.candidate, terms=terms)
+        ranked[candidate.replica] = replace(entry, candidate=candidate)
+    return ranked
+
+
+def _with_score(terms: CandidateTerms, score: float) -> CandidateTerms:
+    values = {name: getattr(terms, name) for name in CandidateTerms.__struct_fields__}
+    return CandidateTerms(**{**values, "score": score})
+
+
+def _without_terms(member: Member, why: str, now_s: float) -> CandidateTerms:
+    return CandidateTerms(
+        replica=member.replica,
+        score=0.0,
+        saved_prefill_ms=0.0,
+        queue_ms=0.0,
+        prefill_ms=0.0,
+        transfer_ms=0.0,
+        decode_share_ms=0.0,
+        harm_ms=0.0,
+        eviction_ms=0.0,
+        overload_ms=0.0,
+        lateness_ms=0.0,
+        overlap_blocks=0,
+        trust=member.trust.value,
+        digest_age_ms=1e3 * (now_s - member.digest_at_s),
+        load_age_ms=1e3 * (now_s - member.load_at_s),
+        filtered=why,
+    )
