@@ -1,0 +1,34 @@
+"""The limits that follow from a model: what its template can show, how long its context is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from configs.model.card import ModelCard
+from configs.model.errors import TemplateError
+from configs.model.template import ChatTemplate
+from router.openai.schema import Limits
+
+_CALL = {"id": "call", "type": "function", "function": {"name": "probe", "arguments": "{}"}}
+
+
+def _shows_tool_calls(template: ChatTemplate) -> bool:
+    """Whether a past call makes any difference to what the model reads."""
+    user = {"role": "user", "content": "x"}
+    plain = {"role": "assistant", "content": ""}
+    try:
+        with_call = template.render([user, plain | {"tool_calls": [_CALL]}])
+        return with_call != template.render([user, plain])
+    except TemplateError:
+        return False
+
+
+def limits_of(card: ModelCard, models: Iterable[str], context_tokens: int | None = None) -> Limits:
+    """Limits for the served names `models`. `context_tokens`: where it is less than the model's."""
+    return Limits(
+        models=frozenset(models),
+        context_tokens=context_tokens or card.shape.context_tokens,
+        vocab=card.tokenizer.vocab_size,
+        tools=card.template.supports_tools,
+        tool_calls=_shows_tool_calls(card.template),
+    )

@@ -1,0 +1,170 @@
+"""Messages or a bare prompt to token ids, exactly as one tokenisation of the whole would give them.
+
+A rendered conversation is cut at the template's markers. Nothing merges across a marker, so the ids
+of each piece can be remembered: a known history costs a look-up, only the new turn is tokenised.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from configs.model.card import ModelCard
+from configs.model.errors import TemplateError
+from configs.model.segment import Segment
+from router.offload import Offload
+from router.openai import faults
+from router.textcache import TextCache, pack
+from router.turns import Turns
+
+INLINE_CHARS = 2_048
+"""Up to here the event loop tokenises by itself (about 1 ms)."""
+
+INLINE_TEMPLATE_CHARS = 65_536
+"""Up to here the event loop runs the template by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderBounds:
+    """Sizes in bytes are for all tenants together; one tenant gets a quarter of each at most.
+
+    `pending_chars` bounds the text that waits for a thread or is in one.
+    """
+
+    segment_cache_bytes: int = 64 * 1024 * 1024
+    turn_memory_bytes: int = 32 * 1024 * 1024
+    pending_chars: int = 64 * 1024 * 1024
+    timeout_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """`ids` are u32 little endian; `tokens` is their number."""
+
+    ids: bytes
+
+    @property
+    def tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.ids) // 4
+
+
+def _cache(max_bytes: int) -> TextCache:
+    return TextCache(max_bytes, max_bytes // 4)
+
+
+def _message_chars(messages: Sequence[dict[str, Any]]) -> int:
+    return sum(len(message["content"]) for message in messages)
+
+
+class Renderer:
+    """One per model. Its methods belong to the event loop; long texts go to `executor`."""
+
+    def __init__(
+        self, card: ModelCard, executor: Executor, bounds: RenderBounds | None = None
+    ) -> None:
+        bounds = bounds or RenderBounds()
+        self._template = card.template
+        self._tokenizer = card.tokenizer
+        self._context_tokens = card.shape.context_tokens
+        self._bos = b"" if card.bos_id is None else pack((card.bos_id,))
+        self._cache = _cache(bounds.segment_cache_bytes)
+        self._turns = Turns(card.template, card.tokenizer, _cache(bounds.turn_memory_bytes))
+        self._offload = Offload(executor, bounds.pending_chars, bounds.timeout_s)
+        vocab = range(card.tokenizer.vocab_size)
+        self._max_token_bytes = max(len(card.tokenizer.token_bytes(token)) for token in vocab)
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        tenant: str,
+    ) -> RenderedPrompt:
+        """A conversation, ready for its next answer.
+
+        Raises UserError: 400 when the template refuses it or it can't fit the context, 429 and 503
+        when too much is waiting.
+        """
+        segments = await self._segments(messages, tools)
+        pieces: list[bytes | str] = []
+        for index, segment in enumerate(segments):
+            if segment.special_id is not None:
+                pieces.append(pack((segment.special_id,)))
+            elif (turn := self._turns.recall(tenant, segments, index)) is not None:
+                pieces += turn
+            else:
+                pieces.append(segment.text)
+        return RenderedPrompt(await self._join(pieces, tenant, "messages"))
+
+    async def prompt(self, prompt: str | bytes, *, tenant: str) -> RenderedPrompt:
+        """A bare prompt: a text, or token ids as u32 little endian, taken as they are.
+
+        Raises UserError as `chat` does, and 400 for an empty text where the model has no token to
+        begin a text with.
+        """
+        if isinstance(prompt, bytes):
+            return RenderedPrompt(prompt)
+        if not prompt and not self._bos:
+            raise faults.empty_string("prompt")
+        return RenderedPrompt(await self._join([self._bos, prompt], tenant, "prompt"))
+
+    def remember(self, tenant: str, text: str, token_ids: Sequence[int]) -> bool:
+        """Keep a turn that the model generated, so that it is rendered with its original ids.
+
+        False, and nothing kept, when the ids don't spell the text exactly.
+        """
+        return self._turns.remember(tenant, text, token_ids)
+
+    async def _segments(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> list[Segment]:
+        chars = _message_chars(messages)
+        try:
+            if chars <= INLINE_TEMPLATE_CHARS:
+                return self._template.render(messages, tools)
+            return await self._offload.run(chars, lambda _: self._template.render(messages, tools))
+        except TemplateError:
+            # Its own text is the template's, which may quote a message.
+            raise faults.refusal(
+                "The model's chat template refuses these messages: "
+                "check the order of their roles and that it supports what they hold.",
+                param="messages",
+                code="invalid_value",
+            ) from None
+
+    async def _join(self, pieces: list[bytes | str], tenant: str, param: str) -> bytes:
+        """All pieces as ids; a text is looked up, or tokenised and remembered."""
+        known: dict[str, bytes] = {}
+        cold: list[str] = []
+        for piece in pieces:
+            if isinstance(piece, str) and piece not in known:
+                ids = self._cache.get(tenant, piece) if piece else b""
+                known[piece] = b"" if ids is None else ids
+                if ids is None:
+                    cold.append(piece)
+        if cold:
+            for text, ids in zip(cold, await self._encode(cold, param), strict=True):
+                known[text] = ids
+                self._cache.put(tenant, text, ids)
+        return b"".join(piece if isinstance(piece, bytes) else known[piece] for piece in pieces)
+
+    async def _encode(self, texts: list[str], param: str) -> list[bytes]:
+        chars = sum(map(len, texts))
+        at_least = -(-chars // self._max_token_bytes)
+        if at_least >= self._context_tokens:
+            raise faults.prompt_too_long(param, self._context_tokens, at_least, at_least=True)
+        if chars <= INLINE_CHARS:
+            return self._encode_now(texts, None)
+        return await self._offload.run(chars, lambda stopped: self._encode_now(texts, stopped))
+
+    def _encode_now(self, texts: list[str], stopped: threading.Event | None) -> list[bytes]:
+        ids = []
+        for text in texts:
+            if stopped is not None and stopped.is_set():
+                break
+            ids.append(pack(self._tokenizer.encode(text)))
+        return ids
