@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +18,37 @@ from configs.model.tokenizer import Tokenizer
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def _without_specials(
-    spec: dict[str, Any],
-) -> tuple[dict[str, Any], dict[str, int], dict[str, int]]:
-    """The tokenizer's own description less its special tokens and what it puts around a text; and
-    spelling to id of the special and of the other added tokens."""
-    added = spec.get("added_tokens") or []
-    if any(token.get("lstrip") or token.get("rstrip") for token in added):
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A tokenizer.json taken apart. `plain` is it less its special tokens and less what it puts
+    around a text; the rest maps spelling to id."""
+
+    plain: dict[str, Any]
+    normal: dict[str, int]
+    special: dict[str, int]
+    added: dict[str, int]
+
+
+def _parts(spec: dict[str, Any]) -> _Parts:
+    rows = spec.get("added_tokens") or []
+    if any(row.get("lstrip") or row.get("rstrip") for row in rows):
         raise ModelError("added tokens that strip the text beside them are not supported")
-    special = {token["content"]: token["id"] for token in added if token["special"]}
-    ordinary = {token["content"]: token["id"] for token in added if not token["special"]}
+    special = {row["content"]: row["id"] for row in rows if row["special"]}
+    added = {row["content"]: row["id"] for row in rows if not row["special"]}
     model = spec["model"]
-    vocab = {text: token for text, token in model["vocab"].items() if text not in special}
+    listed = {text: token for text, token in model["vocab"].items() if text not in special}
+    normal = {text: token for text, token in listed.items() if text not in added}
     pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"])
-    merges = [[left, right] for left, right in pairs if left + right in vocab]
+    merges = [[left, right] for left, right in pairs if left + right in listed]
     plain = spec | {
-        "model": model | {"vocab": vocab, "merges": merges},
-        "added_tokens": [token for token in added if not token["special"]],
+        # Added tokens stand in the vocabulary too, which keeps the library from renumbering them.
+        "model": model | {"vocab": normal | added, "merges": merges},
+        "added_tokens": [row for row in rows if not row["special"]],
         "post_processor": None,
         "truncation": None,
         "padding": None,
     }
-    return plain, special, ordinary
+    return _Parts(plain, normal, special, added)
 
 
 def _byte_level(part: Any) -> bool:
@@ -55,11 +65,9 @@ def build_tokenizer(raw: str, vocab_size: int) -> Tokenizer:
         spec = json.loads(raw)
         if spec["model"].get("type", "BPE") != "BPE" or not _byte_level(spec["pre_tokenizer"]):
             raise ModelError("only byte-level BPE tokenizers are supported")
-        plain, special, ordinary = _without_specials(spec)
-        backend = Backend.from_str(json.dumps(plain))
-        own = plain["model"]["vocab"]
-        vocab = {text: token for text, token in own.items() if text not in ordinary}
-        return Tokenizer(backend, vocab, special, ordinary, vocab_size)
+        parts = _parts(spec)
+        backend = Backend.from_str(json.dumps(parts.plain))
+        return Tokenizer(backend, parts.normal, parts.special, parts.added, vocab_size)
     except ModelError:
         raise
     except Exception as error:  # the library raises bare Exception

@@ -15,7 +15,6 @@ from configs.model.metadata import Metadata
 from configs.model.text import ModelText, build_template, end_ids
 from configs.model.tokenizer import Tokenizer
 
-_MORE_ENDS = ("eot_token_id", "eom_token_id")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 _WORDS = (
@@ -96,16 +95,18 @@ def _fingerprint(metadata: Metadata) -> str:
 
 def build_tokenizer(metadata: Metadata, vocab_size: int) -> Tokenizer:
     """Raises ModelError for a kind of tokenizer that isn't supported."""
-    model = metadata.string("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise ModelError(f"tokenizer model '{model}' is not supported (only byte-level 'gpt2')")
+    kind = metadata.string("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ModelError(f"tokenizer model '{kind}' is not supported (only byte-level 'gpt2')")
     pre = metadata.string("tokenizer.ggml.pre", "unnamed")
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise ModelError(f"pre-tokenizer '{pre}' is not supported (only {known})")
     vocab, specials, added = _vocabularies(metadata)
     merges = _merges(metadata, vocab)
-    backend = Backend(BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    # Added tokens stand in the vocabulary too: that alone keeps the library from renumbering them.
+    model = BPE(vocab=vocab | added, merges=merges, ignore_merges=pre == "llama-bpe")
+    backend = Backend(model)
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
     backend.add_tokens([AddedToken(text, normalized=False) for text in added])
     return Tokenizer(backend, vocab, specials, added, vocab_size)
@@ -115,10 +116,10 @@ def read_text(metadata: Metadata, vocab_size: int) -> ModelText:
     """The text side of the model. Raises ModelError."""
     tokenizer = build_tokenizer(metadata, vocab_size)
     named = {
-        f"{name}_token": metadata.token(f"tokenizer.ggml.{key}_token_id")
+        f"{name}_token": metadata.token(f"tokenizer.ggml.{key}_token_id", vocab_size)
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
-    ends = [named["eos_token"], *(metadata.token(f"tokenizer.ggml.{key}") for key in _MORE_ENDS)]
+    more = (metadata.token(f"tokenizer.ggml.{key}_token_id", vocab_size) for key in ("eot", "eom"))
     template = metadata.string("tokenizer.chat_template", "")
     variables = {
         name: tokenizer.token_bytes(token).decode(errors="replace")
@@ -131,5 +132,5 @@ def read_text(metadata: Metadata, vocab_size: int) -> ModelText:
         tokenizer_fingerprint=_fingerprint(metadata),
         template=build_template(template, tokenizer, variables),
         bos_id=named["bos_token"] if adds_bos else None,
-        eos_ids=end_ids(ends, vocab_size),
+        eos_ids=end_ids((named["eos_token"], *more), vocab_size),
     )

@@ -46,9 +46,14 @@ class Metadata:
             raise ModelError(f"'{key}' must be above zero, not {value}")
         return value
 
-    def token(self, key: str) -> int | None:
-        """A token id, or None where the key is missing."""
-        return self._read(key, int, 0) if key in self else None
+    def token(self, key: str, vocab_size: int) -> int | None:
+        """A token id below `vocab_size`, or None where the key is missing."""
+        if key not in self:
+            return None
+        token = self._read(key, int, 0)
+        if not 0 <= token < vocab_size:
+            raise ModelError(f"'{key}' is {token}, not an id below {vocab_size}")
+        return token
 
     def strings(self, key: str) -> list[str]:
         return self._list(key, str)

@@ -76,7 +76,10 @@ class Tokenizer:
         if not text:
             return []
         # Unlike `encode`, the batch call lets go of the interpreter lock and skips offsets.
-        batch = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        try:
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        except TypeError:  # what the library says of text that UTF-8 can't carry
+            raise ValueError("the text holds half of a surrogate pair") from None
         ids: list[int] = batch[0].ids
         return ids
 
