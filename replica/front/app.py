@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from aiohttp import web
 
 from replica.front.health import Progress
@@ -9,21 +11,41 @@ from replica.front.link import LinkServer
 from replica.front.metrics import FrontGauges, Metrics
 from replica.front.session import Front
 
+SHUTDOWN_S = 2.0
+
+
+class _KindOnly(logging.Filter):
+    """The HTTP library logs a bad request with its bytes; only the error's kind is kept."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else "error"
+        record.msg, record.args, record.exc_info = f"bad request ({kind})", (), None
+        return True
+
+
+log = logging.getLogger(__name__)
+log.addFilter(_KindOnly())
+
 
 class FrontApp:
-    """Builds the application. Bodies are refused: no route takes one."""
+    """Builds the application and what runs it. No route takes a body."""
 
     def __init__(
         self, front: Front, links: LinkServer, metrics: Metrics, progress: Progress
     ) -> None:
-        self._front = front
+        self.front = front
         self._links = links
         self._metrics = metrics
         self._progress = progress
         metrics.watch(front.engine.load, self._gauges)
 
-    def build(self) -> web.Application:
-        """The aiohttp application; closing it closes the links."""
+    def runner(self) -> web.AppRunner:
+        """What serves the application; cleaning it up closes the links."""
+        return web.AppRunner(
+            self._build(), access_log=None, logger=log, shutdown_timeout=SHUTDOWN_S
+        )
+
+    def _build(self) -> web.Application:
         app = web.Application(client_max_size=1024)
         app.router.add_get("/link", self._links.handle)
         app.router.add_get("/health", self._health)
@@ -35,15 +57,14 @@ class FrontApp:
     @property
     def healthy(self) -> bool:
         """Alive, and stepping where there is work."""
-        return self._progress.healthy(self._front.engine.load(), self._front.attempts.schedulable)
+        return self._progress.healthy(self.front.engine.load(), self.front.attempts.schedulable)
 
     def _gauges(self) -> FrontGauges:
-        attempts = self._front.attempts
+        attempts = self.front.attempts
         return FrontGauges(
             links=len(self._links),
             attempts=len(attempts),
             children=attempts.live_children,
-            waiting_tokens=attempts.waiting_tokens,
         )
 
     async def _close_links(self, app: web.Application) -> None:
@@ -53,7 +74,7 @@ class FrontApp:
         return _verdict(self.healthy, "stalled")
 
     async def _ready(self, request: web.Request) -> web.Response:
-        if self._front.intake.draining:
+        if self.front.intake.draining:
             return _verdict(False, "draining")
         return _verdict(self.healthy, "stalled")
 

@@ -55,7 +55,6 @@ class Attempt:
     mailbox: Mailbox
     children: dict[ChildId, Child] = field(default_factory=dict)
     holds: set[HoldReason] = field(default_factory=set)
-    waiting: bool = True
     slow_timer: asyncio.TimerHandle | None = None
     deadline_timer: asyncio.TimerHandle | None = None
 
@@ -81,13 +80,14 @@ class Attempts:
         slow_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self.waiting_tokens = 0
         self._engine = engine
         self._counters = counters
         self._slow_s = slow_s
         self._clock = clock
         self._attempts: dict[AttemptKey, Attempt] = {}
         self._children: dict[ChildId, Child] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -119,16 +119,10 @@ class Attempts:
             raise InvariantError("an attempt is registered twice")
         self._attempts[attempt.key] = attempt
         self._children.update(attempt.children)
-        self.waiting_tokens += attempt.prompt_tokens
+        self._empty.clear()
         attempt.deadline_timer = asyncio.get_running_loop().call_later(
             deadline_s, self.end, attempt, FINISH_ERROR, DEADLINE
         )
-
-    def started(self, attempt: Attempt) -> None:
-        """The engine has answered: the prompt no longer waits. Idempotent."""
-        if attempt.waiting:
-            attempt.waiting = False
-            self.waiting_tokens -= attempt.prompt_tokens
 
     def deliver(self, child: Child, delta: CoreDelta) -> None:
         """Queue a delta of a live child; one with a finish ends the child."""
@@ -184,6 +178,10 @@ class Attempts:
             self._forget(attempt)
         return len(lost)
 
+    async def drained(self) -> None:
+        """Returns once no attempt is left."""
+        await self._empty.wait()
+
     def _hold_slow(self, attempt: Attempt) -> None:
         if attempt.slow_timer is None:
             self.hold(attempt, HoldReason.MAILBOX)
@@ -197,8 +195,9 @@ class Attempts:
         self.end(attempt, FINISH_ERROR, SLOW_READER)
 
     def _forget(self, attempt: Attempt) -> None:
-        self.started(attempt)
         for timer in (attempt.slow_timer, attempt.deadline_timer):
             if timer is not None:
                 timer.cancel()
         del self._attempts[attempt.key]
+        if not self._attempts:
+            self._empty.set()

@@ -40,7 +40,6 @@ class Served:
     eos_ids: frozenset[int]
     cluster_key: bytes
     namespace: Namespace
-    max_waiting_tokens: int
     mailbox_bytes: int
 
 
@@ -69,7 +68,7 @@ class Intake:
         try:
             self._check_door(outlet, request)
             prompt = check_request(request, self._served.limits)
-            self._check_room(len(prompt), request.sampling.n)
+            self._check_room(request.sampling.n)
             keys = self._chain(request)
         except UserError as error:
             self._counters.refuse(error.error.code or "refused")
@@ -80,21 +79,15 @@ class Intake:
 
     def _check_door(self, outlet: Outlet, request: CoreRequest) -> None:
         if self.draining:
-            raise UserError(_try_elsewhere(503, "draining", "The replica is draining.", 1.0))
+            raise UserError(_try_elsewhere(503, "draining", "The replica is draining."))
         if self._attempts.find(AttemptKey(outlet, request.request_id, request.attempt)):
             refuse("This attempt is already being served.", "duplicate_request", status=409)
 
-    def _check_room(self, prompt_tokens: int, children: int) -> None:
-        """A prompt that can be served at all is let in when nobody else waits."""
+    def _check_room(self, children: int) -> None:
+        """The engine bounds its queue in tokens; this bounds the tables of the front."""
         attempts = self._attempts
-        waiting_tokens = attempts.waiting_tokens
-        if (
-            len(attempts) >= MAX_ATTEMPTS
-            or attempts.live_children + children > MAX_LIVE_CHILDREN
-            or (waiting_tokens and waiting_tokens + prompt_tokens > self._served.max_waiting_tokens)
-        ):
-            wait_s = self._engine.load().prefill.predict_ms(0, waiting_tokens) / 1e3
-            raise UserError(_try_elsewhere(429, "queue_full", "The queue is full.", wait_s))
+        if len(attempts) >= MAX_ATTEMPTS or attempts.live_children + children > MAX_LIVE_CHILDREN:
+            raise UserError(_try_elsewhere(429, "queue_full", "The replica is full."))
 
     def _chain(self, request: CoreRequest) -> KeyChain:
         served = self._served
@@ -164,14 +157,14 @@ def _patience_s(request: CoreRequest) -> float:
     return min(MAX_ATTEMPT_S, request.e2e_deadline_ms / 1e3 + DEADLINE_GRACE_S)
 
 
-def _try_elsewhere(status: int, code: str, message: str, retry_after_s: float) -> CoreError:
+def _try_elsewhere(status: int, code: str, message: str) -> CoreError:
     """Nothing was executed: another replica may be asked at once, this one after a while."""
     return CoreError(
         status=status,
         type="server_error",
         code=code,
         message=message,
-        retry_after_s=max(1.0, retry_after_s),
+        retry_after_s=1.0,
         reroute=True,
     )
 

@@ -23,7 +23,6 @@ class FrontGauges(NamedTuple):
     links: int
     attempts: int
     children: int
-    waiting_tokens: int
 
 
 class FrontCounters:

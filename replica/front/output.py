@@ -79,7 +79,6 @@ class Dispatcher:
                 self._advance(child, output, now_s)
 
     def _advance(self, child: Child, output: ChildOutput, now_s: float) -> None:
-        self._attempts.started(child.attempt)
         delta = self._delta(child, output, now_s)
         if delta is None:
             return

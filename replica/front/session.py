@@ -139,8 +139,12 @@ class LinkSession:
         return True
 
     async def _clear_cache(self, command_id: str) -> None:
-        # The engine answers between two steps: a thread waits for it.
-        blocks = await asyncio.to_thread(self._front.engine.clear_cache)
+        try:
+            # The engine answers between two steps: a thread waits for it.
+            blocks = await asyncio.to_thread(self._front.engine.clear_cache)
+        except TimeoutError:
+            log.error("the engine did not clear its cache in time")
+            return
         self._answer(CacheCleared(command_id=command_id, blocks=blocks))
 
     def _answer(self, frame: ReplicaFrame) -> None:

@@ -18,16 +18,12 @@ from events.request import LINK_VERSION, CoreRequest, LinkHello, SamplingParams
 from events.secrets import link_secret
 from events.wire import decode_replica_frame, encode
 from kvstore.identity import Namespace
-from replica.engine.messages import Engine
 from replica.front.app import FrontApp
-from replica.front.attempts import Attempts
+from replica.front.build import Patience, build_front
 from replica.front.check import Limits
-from replica.front.health import Progress
-from replica.front.intake import Intake, Served
-from replica.front.link import LinkServer, LinkSettings
-from replica.front.metrics import Metrics
-from replica.front.output import Dispatcher, StepQueue
-from replica.front.session import Front
+from replica.front.intake import Served
+from replica.front.link import LinkSettings
+from replica.front.output import StepQueue
 from tests.fakes.engine import OnSubmit, ScriptedEngine, never
 from tests.fakes.vocabulary import END_ID, ByteVocabulary
 
@@ -118,22 +114,29 @@ class RouterEnd:
 class Rig:
     """The front, its engine, and its address."""
 
-    def __init__(self, front: Front, app: FrontApp, engine: Engine, url: str) -> None:
-        self.front = front
+    def __init__(self, app: FrontApp, engine: ScriptedEngine, url: str) -> None:
+        self.front = app.front
         self.app = app
         self.engine = engine
         self.url = url
         self.session = aiohttp.ClientSession()
+        self.sockets: list[aiohttp.ClientWebSocketResponse] = []
 
     async def dial(self, secret: str = SECRET, version: int = LINK_VERSION) -> RouterEnd:
         """A link that was welcomed."""
-        end = RouterEnd(await self.session.ws_connect(self.url + "/link", max_msg_size=0))
+        end = RouterEnd(await self.connect())
         hello = LinkHello(version=version, router_id="r", router_boot="boot", secret=secret)
         await end.send(hello)
         welcome = await end.receive()
         assert isinstance(welcome, LinkWelcome)
         assert (welcome.replica, welcome.boot) == ("replica-0", 5)
         return end
+
+    async def connect(self) -> aiohttp.ClientWebSocketResponse:
+        """A socket that has not introduced itself; closed with the rig."""
+        socket = await self.session.ws_connect(self.url + "/link", max_msg_size=0)
+        self.sockets.append(socket)
+        return socket
 
     async def get(self, path: str) -> tuple[int, str]:
         async with self.session.get(self.url + path) as response:
@@ -153,10 +156,10 @@ class Rig:
     def empty(self) -> bool:
         """Nothing is kept of any request."""
         attempts = self.front.attempts
-        return not len(attempts) and not attempts.live_children and not attempts.waiting_tokens
+        return not len(attempts) and not attempts.live_children
 
 
-def served(mailbox_bytes: int, max_waiting_tokens: int = 1_000) -> Served:
+def served(mailbox_bytes: int) -> Served:
     vocabulary = ByteVocabulary((b"own f", b"ox"))
     return Served(
         limits=Limits(model="m", vocab_size=vocabulary.vocab_size, context_tokens=128),
@@ -164,7 +167,6 @@ def served(mailbox_bytes: int, max_waiting_tokens: int = 1_000) -> Served:
         eos_ids=frozenset((END_ID,)),
         cluster_key=CLUSTER_KEY,
         namespace=Namespace(model="m", weights="w", layout=LAYOUT),
-        max_waiting_tokens=max_waiting_tokens,
         mailbox_bytes=mailbox_bytes,
     )
 
@@ -180,24 +182,20 @@ async def rig(
     progress_s: float = 30.0,
 ) -> AsyncIterator[Rig]:
     """A served front; whatever the test did, nothing is left of it at the end."""
-    metrics = Metrics()
     queue = StepQueue(asyncio.get_running_loop())
     engine = ScriptedEngine(queue, on_submit, answers_aborts)
-    attempts = Attempts(engine, metrics.counters, slow_s, time.monotonic)
-    intake = Intake(engine, attempts, served(mailbox_bytes), metrics.counters, time.monotonic)
-    queue.attach(Dispatcher(engine, attempts, metrics.counters))
-    front = Front(engine, attempts, intake, metrics.counters)
-    settings = LinkSettings("replica-0", 5, SECRET, handshake_s, heartbeat_s=30.0, stall_s=stall_s)
-    app = FrontApp(front, LinkServer(front, settings), metrics, Progress(progress_s, time.monotonic))
-    runner = web.AppRunner(app.build(), access_log=None, shutdown_timeout=1.0)
+    link = LinkSettings("replica-0", 5, SECRET, handshake_s, heartbeat_s=30.0, stall_s=stall_s)
+    app = build_front(engine, queue, served(mailbox_bytes), link, Patience(slow_s, progress_s))
+    runner = app.runner()
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    it = Rig(front, app, engine, f"http://{host}:{port}")
+    it = Rig(app, engine, f"http://{host}:{port}")
     try:
         yield it
     finally:
+        await asyncio.gather(*(socket.close() for socket in it.sockets))
         await it.session.close()
         await it.until(it.empty)
         await runner.cleanup()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import random
 
@@ -207,13 +208,13 @@ async def test_O1_a_lost_link_aborts_at_every_stage(stage: str) -> None:
         await front.submitted(3)
         lost = [r.child for r in front.engine.requests[:2]]
         if stage != "queued":
-            front.engine.step({child: b"x" for child in lost})
+            front.engine.step(dict.fromkeys(lost, b"x"))
             await router.receive()
         if stage == "held":
             await router.send(Hold(request_id="r1", attempt=1))
             await front.until(lambda: len(front.engine.calls) == 2)
         if stage == "finished":
-            front.engine.step({child: b"y" for child in lost}, finish="stop")
+            front.engine.step(dict.fromkeys(lost, b"y"), finish="stop")
         front.engine.calls.clear()
         router.socket._response.connection.transport.abort()
         if stage == "finished":
@@ -291,7 +292,7 @@ async def test_a_deadline_ends_what_the_engine_never_answers(monkeypatch) -> Non
 )
 async def test_S1_a_bad_introduction_closes_the_link(hello) -> None:
     async with rig() as front:
-        socket = await front.session.ws_connect(front.url + "/link")
+        socket = await front.connect()
         if isinstance(hello, str):
             await socket.send_str(hello)
         else:
@@ -305,7 +306,7 @@ async def test_S1_a_bad_introduction_closes_the_link(hello) -> None:
 
 async def test_S1_silence_at_the_door_is_cut_off() -> None:
     async with rig(handshake_s=0.05) as front:
-        socket = await front.session.ws_connect(front.url + "/link")
+        socket = await front.connect()
         async with asyncio.timeout(5):
             assert (await socket.receive()).data == 1008
 
@@ -353,14 +354,12 @@ async def test_S1_random_bytes_at_the_port_harm_nobody() -> None:
             writer.write(rng.randbytes(size) + pickle.dumps(print))
             writer.write_eof()
             async with asyncio.timeout(5):
-                try:
+                with contextlib.suppress(ConnectionError):
                     await reader.read()
-                except ConnectionError:
-                    pass
             writer.close()
         router = await front.dial()
         for _ in range(300):
-            end = await front.session.ws_connect(front.url + "/link")
+            end = await front.connect()
             await end.send_bytes(rng.randbytes(rng.randrange(60)))
             await end.close()
         await router.send(request())
@@ -415,17 +414,19 @@ async def test_what_can_not_be_served_is_refused_and_the_next_request_works(chan
         assert (await router.answer("next")).text == "ok"
 
 
-async def test_a_full_queue_is_refused_with_a_way_out() -> None:
+async def test_full_tables_refuse_with_a_way_out(monkeypatch) -> None:
+    monkeypatch.setattr("replica.front.intake.MAX_LIVE_CHILDREN", 3)
     async with rig() as front:
         router = await front.dial()
-        for index in range(10):
-            await router.send(request(f"r{index}", prompt=[1] * 110))
-        error = (await router.answer("r9")).finish.error
+        await router.send(request("a", n=2))
+        await router.send(request("b", n=2))
+        error = (await router.answer("b", child=1)).finish.error
         assert (error.status, error.code, error.reroute) == (429, "queue_full", True)
         assert error.retry_after_s >= 1.0
-        front.engine.step({r.child: b"x" for r in front.engine.requests})
-        await router.send(request("later", prompt=[1] * 110))
-        await front.submitted(10)
+        await router.send(Abort(request_id="a", attempt=1))
+        await router.answer("a", child=1)
+        await router.send(request("c", n=3))
+        await front.submitted(5)
 
 
 async def test_refusals_to_a_router_that_does_not_read_are_bounded(monkeypatch) -> None:

@@ -179,10 +179,5 @@ def test_what_is_held_is_the_longest_end_that_could_begin_a_stop(
 ) -> None:
     finder = StopFinder(stops)
     finder.push(text, armed=False)
-    ends = [
-        size
-        for stop in stops
-        for size in range(1, len(stop))
-        if text.endswith(stop[:size])
-    ]
+    ends = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
     assert finder.held == max(ends, default=0)

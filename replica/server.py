@@ -1,0 +1,259 @@
+"""One replica as a process: `python -m replica.server --config cluster.toml --replica ID`.
+
+Owns start and end. Starting takes what can fail early first; ending lets streams finish: readiness
+flips, new requests are sent elsewhere, then bye. A caller's mistake is one line on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+from aiohttp import web
+
+from configs.load import ConfigError, load_cluster, replica_of
+from configs.model.card import ModelCard, load_card
+from configs.schema import ClusterConfig, ReplicaConfig
+from events.errors import WarmrouteError
+from events.load import DigestShape, KVLayout, ReplicaHello
+from events.nats import connect
+from events.secrets import link_secret, parse_secret
+from events.subjects import check_id
+from kvstore.identity import HASH_VERSION, Namespace, key_id
+from replica.boot import claim_boot
+from replica.engine.loop import EngineThread
+from replica.front.app import FrontApp
+from replica.front.build import Patience, build_front
+from replica.front.check import Limits
+from replica.front.intake import Served
+from replica.front.link import LinkSettings
+from replica.front.output import StepQueue
+from replica.parent import follow_parent
+from replica.publish import Publisher
+
+if TYPE_CHECKING:
+    from replica.sched.plan import Runner
+
+log = logging.getLogger("replica")
+
+WATCH_S = 1.0
+CLOSE_S = 5.0
+BOOT_FOLDER = "boots"
+
+
+class ReplicaLostError(WarmrouteError):
+    """The replica can't go on; whoever started it may start it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is loaded before the event loop runs. `door` is bound, not listening."""
+
+    cluster: ClusterConfig
+    replica: ReplicaConfig
+    card: ModelCard
+    layout: KVLayout
+    runner: Runner
+    door: socket.socket
+    state_folder: Path
+
+    @property
+    def context_tokens(self) -> int:
+        """What settings and model both allow."""
+        return min(self.replica.context_tokens, self.card.shape.context_tokens)
+
+    @property
+    def url(self) -> str:
+        """Where the replica is reached."""
+        host, port = self.door.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 0 after a stop on request, 1 after anything else."""
+    parent = os.getppid()
+    options = _options(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    try:
+        if options.die_with_parent:
+            follow_parent(parent)
+        uvloop.run(serve(_load(options.config, options.replica)))
+    except (ValueError, OSError, WarmrouteError) as error:
+        print(f"replica {options.replica}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="replica.server", description="One engine replica.")
+    parser.add_argument("--config", type=Path, required=True, help="the cluster file (TOML)")
+    parser.add_argument("--replica", required=True, help="which replica of the file this is")
+    parser.add_argument("--die-with-parent", action="store_true", help="stop when the parent ends")
+    return parser.parse_args(argv)
+
+
+def _say(step: str) -> None:
+    print(step, file=sys.stderr, flush=True)
+
+
+def _load(config: Path, replica_id: str) -> Parts:
+    """Everything that needs no event loop. Raises ValueError or OSError with a clear message."""
+    cluster = load_cluster(config)
+    replica = replica_of(cluster, check_id(replica_id))
+    parse_secret(cluster.secret)
+    door = bind(replica.host, replica.port)
+    _say(f"model    reading {cluster.model.path}")
+    card = load_card(Path(cluster.model.path))
+    _say(f"runner   loading weights for {replica.device}")
+    # Late: whoever only asks for --help, or has a bad file, need not wait for torch.
+    from replica.runner.build import build_runner, kv_layout
+
+    layout = kv_layout(card, replica)
+    try:
+        runner = build_runner(card, replica)
+    except RuntimeError as error:
+        raise ConfigError(f"the model can't be set up: {str(error).splitlines()[0]}") from error
+    return Parts(cluster, replica, card, layout, runner, door, config.parent / BOOT_FOLDER)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that doesn't listen yet. Raises OSError that names the address."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        door = socket.socket(family, kind)
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind(address)
+    except OSError as error:
+        raise OSError(f"{host}:{port} can't be used: {error.strerror or error}") from error
+    return door
+
+
+def hello_of(parts: Parts) -> ReplicaHello:
+    """What the replica says about itself on the bus."""
+    card, replica = parts.card, parts.replica
+    return ReplicaHello(
+        model=parts.cluster.model.name,
+        weights=card.weights_fingerprint,
+        tokenizer=card.tokenizer_fingerprint,
+        template=card.template_fingerprint,
+        layout=parts.layout,
+        hash_version=HASH_VERSION,
+        key_id=key_id(parse_secret(parts.cluster.secret)),
+        digest=DigestShape(bits=replica.digest_bits, k=replica.digest_k),
+        link_url=parts.url.replace("http://", "ws://") + "/link",
+        context_tokens=parts.context_tokens,
+        total_blocks=parts.runner.total_blocks,
+        max_running=replica.max_running,
+        device=replica.device,
+        version=_version(),
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("warmroute")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _served(parts: Parts, hello: ReplicaHello) -> Served:
+    card = parts.card
+    return Served(
+        limits=Limits(hello.model, card.shape.vocab, parts.context_tokens),
+        vocabulary=card.tokenizer,
+        eos_ids=card.eos_ids,
+        cluster_key=parse_secret(parts.cluster.secret),
+        namespace=Namespace.of_hello(hello),
+        mailbox_bytes=parts.replica.mailbox_bytes,
+    )
+
+
+class StopRequest:
+    """SIGTERM or SIGINT: the first asks for a drain, the second for an end at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurried = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.hurried if self.asked.is_set() else self.asked).set()
+
+
+async def serve(parts: Parts) -> None:
+    """Serve until asked to stop. Raises WarmrouteError when the replica can't start or go on."""
+    stop = StopRequest()
+    secret = parse_secret(parts.cluster.secret)
+    hello = hello_of(parts)
+    async with contextlib.AsyncExitStack() as ending:
+        queue = StepQueue(asyncio.get_running_loop())
+        engine = EngineThread(parts.runner, queue, parts.replica, secret)
+        engine.start()
+        ending.push_async_callback(asyncio.to_thread, engine.close, CLOSE_S)
+
+        cluster, replica_id = parts.cluster.cluster, parts.replica.id
+        bus_config = parts.cluster.bus
+        _say(f"bus      joining {bus_config.url}")
+        bus = await connect(bus_config.url, bus_config.user, bus_config.password, replica_id)
+        ending.push_async_callback(bus.close)
+        boot = await claim_boot(bus, cluster, replica_id, parts.state_folder)
+
+        link = LinkSettings(replica=replica_id, boot=boot, secret=link_secret(secret))
+        front = build_front(engine, queue, _served(parts, hello), link, Patience())
+        runner = front.runner()
+        ending.push_async_callback(runner.cleanup)
+        await runner.setup()
+        await web.SockSite(runner, parts.door).start()
+
+        publisher = Publisher(bus, cluster, replica_id, hello, engine, parts.replica, boot)
+        ending.push_async_callback(publisher.close)
+        await publisher.start()
+        print(f"READY {parts.url}", flush=True)
+        await _until_stopped(front, publisher, stop)
+        await _drain(front, publisher, stop, parts.replica.drain_s)
+
+
+async def _until_stopped(front: FrontApp, publisher: Publisher, stop: StopRequest) -> None:
+    """Watch until asked to stop. Raises ReplicaLostError when there is nothing left to watch."""
+    while not stop.asked.is_set():
+        if not front.front.engine.load().alive:
+            raise ReplicaLostError("the engine has died")
+        if publisher.superseded:
+            raise ReplicaLostError("another process has taken this replica id")
+        if not front.healthy:
+            log.error("the engine has work and makes no progress")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_S):
+                await stop.asked.wait()
+
+
+async def _drain(
+    front: FrontApp, publisher: Publisher, stop: StopRequest, patience_s: float
+) -> None:
+    """Refuse new requests, tell the routers, let the streams finish."""
+    front.front.intake.draining = True
+    publisher.set_draining(True)
+    attempts = front.front.attempts
+    _say(f"drain    {len(attempts)} requests, at most {patience_s:g} s")
+    finished = asyncio.create_task(attempts.drained())
+    hurried = asyncio.create_task(stop.hurried.wait())
+    await asyncio.wait({finished, hurried}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+    finished.cancel()
+    hurried.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
