@@ -1,0 +1,127 @@
+"""The block pool: what each of the n KV blocks is used for. Knows ids only: no tokens, no keys.
+
+A block is in exactly one state, and every change names the state that it must come from, so that a
+second release is an error and not a corruption:
+
+    FREE > PRIVATE (one writer) > LEASED (published, refs >= 1) <> CACHED (published, refs = 0)
+
+Whatever is freed while a plan is in flight stays FENCED until that plan is committed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+
+from events.errors import InvariantError
+
+
+class BlockState(IntEnum):
+    """What a block is used for."""
+
+    FREE = 0
+    PRIVATE = 1
+    LEASED = 2
+    CACHED = 3
+    FENCED = 4
+
+
+class BlockPool:
+    """`total_blocks` blocks with ids 0 to total_blocks - 1; the runner's dump block is not ours."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self.total_blocks = total_blocks
+        self._states = bytearray(total_blocks)
+        self._refs = [0] * total_blocks
+        self._counts = [total_blocks, 0, 0, 0, 0]
+        self._free = list(range(total_blocks - 1, -1, -1))
+        self._fenced: deque[tuple[int, int]] = deque()
+        self._planned = 0
+        self._committed = 0
+
+    def count(self, state: BlockState) -> int:
+        """Blocks in `state`."""
+        return self._counts[state]
+
+    def state(self, block: int) -> BlockState:
+        """What `block` is used for."""
+        return BlockState(self._states[block])
+
+    def refs(self, block: int) -> int:
+        """Users of a block: 1 for PRIVATE, 1 or more for LEASED, else 0."""
+        return self._refs[block]
+
+    def take(self, count: int) -> list[int]:
+        """`count` blocks, FREE to PRIVATE. Raises InvariantError when there are fewer."""
+        if count > len(self._free):
+            raise InvariantError(f"{count} blocks wanted, {len(self._free)} are free")
+        taken = [self._free.pop() for _ in range(count)]
+        for block in taken:
+            self._move(block, BlockState.FREE, BlockState.PRIVATE)
+            self._refs[block] = 1
+        return taken
+
+    def publish(self, block: int) -> None:
+        """PRIVATE to LEASED: its writer becomes its first reader."""
+        self._move(block, BlockState.PRIVATE, BlockState.LEASED)
+
+    def share(self, block: int) -> None:
+        """One more reader of a published block."""
+        if self._refs[block] == 0:
+            self._move(block, BlockState.CACHED, BlockState.LEASED)
+        else:
+            self._expect(block, BlockState.LEASED)
+        self._refs[block] += 1
+
+    def unshare(self, block: int) -> bool:
+        """One reader less; True when it was the last one: LEASED to CACHED."""
+        self._expect(block, BlockState.LEASED)
+        self._refs[block] -= 1
+        if self._refs[block]:
+            return False
+        self._move(block, BlockState.LEASED, BlockState.CACHED)
+        return True
+
+    def free(self, block: int) -> None:
+        """PRIVATE or CACHED to FREE, by way of FENCED while a plan is in flight."""
+        state = self.state(block)
+        if state not in (BlockState.PRIVATE, BlockState.CACHED):
+            raise InvariantError(f"block {block} can't be freed: it is {state.name}")
+        self._refs[block] = 0
+        if self._planned > self._committed:
+            self._move(block, state, BlockState.FENCED)
+            self._fenced.append((self._planned, block))
+        else:
+            self._move(block, state, BlockState.FREE)
+            self._free.append(block)
+
+    def raise_fence(self, plan_id: int) -> None:
+        """A plan leaves for execution: what is freed from now on may still be read by it."""
+        if plan_id <= self._planned:
+            raise InvariantError(f"plan {plan_id} comes after plan {self._planned}")
+        self._planned = plan_id
+
+    def lower_fence(self, plan_id: int) -> None:
+        """The plan is over, well or failed: what was freed during it is free now."""
+        if not self._committed < plan_id <= self._planned:
+            raise InvariantError(f"plan {plan_id} is not in flight")
+        self._committed = plan_id
+        while self._fenced and self._fenced[0][0] <= plan_id:
+            _, block = self._fenced.popleft()
+            self._move(block, BlockState.FENCED, BlockState.FREE)
+            self._free.append(block)
+
+    def free_ids(self) -> list[int]:
+        """The free list, for the invariant check."""
+        return list(self._free)
+
+    def _expect(self, block: int, state: BlockState) -> None:
+        if self._states[block] != state:
+            found = self.state(block).name
+            raise InvariantError(f"block {block} is {found}, expected {state.name}")
+
+    def _move(self, block: int, source: BlockState, target: BlockState) -> None:
+        self._expect(block, source)
+        self._states[block] = target
+        self._counts[source] -= 1
+        self._counts[target] += 1

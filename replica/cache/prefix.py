@@ -1,0 +1,205 @@
+"""The prefix cache: published blocks as a tree of nodes, found by key, trusted by content.
+
+A hit needs three things: the key, the token ids, and the link to the very node that matched the
+block before. Were two keys ever to collide, the second block simply is not published.
+
+A node is one logical block; `copies` are the physical blocks that hold it. Two requests may compute
+the same block at once: both copies serve their owners, and the surplus one is freed when its last
+reader leaves. The journal hears of a node's first copy and of the loss of its last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from events.errors import InvariantError
+from replica.cache.evict import LruQueue
+from replica.cache.journal import Journal
+from replica.cache.pool import BlockPool, BlockState
+
+
+class Node:
+    """One logical block. `children` counts resident nodes whose parent this is."""
+
+    __slots__ = ("children", "copies", "key", "parent", "tokens")
+
+    def __init__(self, key: bytes, tokens: bytes, parent: Node | None) -> None:
+        self.key = key
+        self.tokens = tokens
+        self.parent = parent
+        self.children = 0
+        self.copies: list[int] = []
+
+
+class Lease:
+    """The longest cached prefix of one request, locked. Leaving the `with` unlocks what was not
+    taken. Only what is locked can be counted on, so: look up, then check what is left, then take.
+    """
+
+    def __init__(self, cache: PrefixCache, nodes: list[Node]) -> None:
+        self._cache = cache
+        self.nodes = nodes
+        self.blocks = [node.copies[0] for node in nodes]
+        self._open = True
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._open:
+            self._close()
+            self._cache.release(self.blocks)
+
+    def take(self) -> tuple[list[int], list[Node]]:
+        """Blocks and nodes now belong to the caller, who releases the blocks."""
+        self._close()
+        return self.blocks, self.nodes
+
+    def _close(self) -> None:
+        if not self._open:
+            raise InvariantError("a lease ends once")
+        self._open = False
+        self._cache.open_leases -= 1
+
+
+class PrefixCache:
+    """Owns the pool: every block comes from `allocate` or a lease and goes back by `release`."""
+
+    def __init__(self, pool: BlockPool, journal: Journal, block_tokens: int) -> None:
+        self.pool = pool
+        self.journal = journal
+        self.open_leases = 0
+        self.collisions = 0
+        self._block_bytes = 4 * block_tokens
+        self._nodes: dict[bytes, Node] = {}
+        self._owners: dict[int, Node] = {}
+        self._idle: LruQueue[Node] = LruQueue()
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can give now: free ones and cached ones that nobody uses."""
+        return self.pool.count(BlockState.FREE) + self.pool.count(BlockState.CACHED)
+
+    def match(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> int:
+        """How many leading blocks are cached: a hint, nothing is locked."""
+        return len(self._match(keys, tokens, limit))
+
+    def lookup(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> Lease:
+        """Lock the longest cached prefix of at most `limit` blocks.
+
+        `tokens` are the token ids behind `keys`, as u32 little endian.
+        """
+        nodes = self._match(keys, tokens, limit)
+        for node in nodes:
+            self._lock(node)
+        self.open_leases += 1
+        return Lease(self, nodes)
+
+    def allocate(self, count: int) -> list[int]:
+        """Private blocks, evicting as needed. Raises InvariantError beyond `available`."""
+        while self.pool.count(BlockState.FREE) < count and self._idle:
+            self._evict(self._idle.pop_oldest())
+        return self.pool.take(count)
+
+    def publish(self, parent: Node | None, key: bytes, tokens: bytes, block: int) -> Node | None:
+        """A private block, fully computed and committed, becomes visible behind `parent`.
+
+        None on a key collision: then the block stays private, and so must what follows it.
+        """
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = Node(key, tokens, parent)
+            if parent is not None:
+                parent.children += 1
+            self.journal.stored(key)
+        elif node.parent is not parent or node.tokens != tokens:
+            self.collisions += 1
+            return None
+        self.pool.publish(block)
+        node.copies.append(block)
+        self._owners[block] = node
+        if node in self._idle:
+            self._idle.remove(node)
+            self._forget_copy(node, node.copies[0])
+        return node
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give back the blocks of one table, in table order: they are let go from the tail."""
+        for block in reversed(blocks):
+            node = self._owners.get(block)
+            if node is None:
+                self.pool.free(block)
+            elif self.pool.unshare(block):
+                self._settle(node, block)
+
+    def frees(self, blocks: Sequence[int]) -> int:
+        """How many of the blocks `release` would make available at once."""
+        return sum(self.pool.refs(block) == 1 for block in blocks)
+
+    def clear(self) -> int:
+        """Drop every cached block that nobody uses; returns how many."""
+        dropped = len(self._idle)
+        while self._idle:
+            self._evict(self._idle.pop_oldest())
+        if not self._nodes:
+            self.journal.cleared()
+        return dropped
+
+    def nodes(self) -> dict[bytes, Node]:
+        """The index, for the invariant check."""
+        return self._nodes
+
+    def idle(self) -> list[Node]:
+        """Nodes that nobody uses, next to be evicted first; for the invariant check."""
+        return list(self._idle)
+
+    def _match(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> list[Node]:
+        found: list[Node] = []
+        parent: Node | None = None
+        width = self._block_bytes
+        for index in range(min(limit, len(keys))):
+            node = self._nodes.get(keys[index])
+            if node is None or node.parent is not parent:
+                break
+            if node.tokens != tokens[index * width : (index + 1) * width]:
+                break
+            found.append(node)
+            parent = node
+        return found
+
+    def _lock(self, node: Node) -> None:
+        block = node.copies[0]
+        if self.pool.refs(block) == 0:
+            self._idle.remove(node)
+        self.pool.share(block)
+
+    def _settle(self, node: Node, block: int) -> None:
+        """A copy lost its last reader: the only one stays cached, a surplus one is freed."""
+        if len(node.copies) == 1:
+            self._idle.push(node)
+            return
+        self._forget_copy(node, block)
+
+    def _forget_copy(self, node: Node, block: int) -> None:
+        node.copies.remove(block)
+        del self._owners[block]
+        self.pool.free(block)
+
+    def _evict(self, node: Node) -> None:
+        if node.children:
+            raise InvariantError("a head would be evicted before its tail")
+        del self._nodes[node.key]
+        if node.parent is not None:
+            node.parent.children -= 1
+        (block,) = node.copies
+        self._forget_copy(node, block)
+        self.journal.removed(node.key)

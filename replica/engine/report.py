@@ -1,0 +1,34 @@
+"""The load snapshot: what the engine says about itself after each step."""
+
+from __future__ import annotations
+
+from replica.cache.pool import BlockState
+from replica.engine.messages import EngineLoad
+from replica.engine.seen import SeenDispatches
+from replica.sched.scheduler import Scheduler
+
+
+def report(
+    scheduler: Scheduler, seen: SeenDispatches, last_step_s: float, alive: bool
+) -> EngineLoad:
+    """A snapshot of everything; `running` counts held children too, for they keep their blocks."""
+    pool, table, timing = scheduler.cache.pool, scheduler.table, scheduler.timing
+    return EngineLoad(
+        waiting=len(table.waiting),
+        running=len(table.running) + len(table.held),
+        queued_prefill_tokens=scheduler.queued_prefill_tokens(),
+        running_context_tokens=scheduler.running_context_tokens(),
+        free_blocks=pool.count(BlockState.FREE),
+        cached_blocks=pool.count(BlockState.CACHED),
+        total_blocks=pool.total_blocks,
+        step_ms=timing.step_ms,
+        steps=timing.steps,
+        prefill=timing.prefill,
+        decode=timing.decode,
+        seen=seen.snapshot(),
+        prompt_tokens_total=scheduler.planner.prompt_tokens,
+        cached_tokens_total=scheduler.planner.cached_tokens,
+        preemptions_total=scheduler.lifecycle.preemptions,
+        last_step_s=last_step_s,
+        alive=alive,
+    )

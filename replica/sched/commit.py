@@ -1,0 +1,127 @@
+"""The commit: the only writer of truth. One call per plan, in plan order, well or failed.
+
+A good plan advances its rows, publishes the blocks that became full, and takes in the tokens. A
+failed plan counts as nothing computed: its rows are tried again, each alone, and the one that fails
+alone is refused. A row that is over meanwhile (aborted, past its deadline) is only settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from events.errors import InvariantError
+from events.output import FINISH_LENGTH, FINISH_STOP
+from replica.engine.messages import ChildOutput
+from replica.sched.ledger import Limits
+from replica.sched.lifecycle import Lifecycle
+from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult
+from replica.sched.refusals import engine_failure
+from replica.sched.request import Request, State
+
+NextKey = Callable[[bytes, bytes], bytes]
+"""(parent, tokens as u32 little endian) to the key of the next block."""
+
+MAX_FAILURES = 4
+"""Failed plans that one request may be part of before it is refused in any case."""
+
+
+class Committer:
+    """Applies results; the scheduler sees to it that each plan gets here once."""
+
+    def __init__(self, limits: Limits, lifecycle: Lifecycle, next_key: NextKey) -> None:
+        self._block_tokens = limits.block_tokens
+        self._lifecycle = lifecycle
+        self._next_key = next_key
+
+    def commit(self, plan: ExecutionPlan, result: ExecutionResult) -> None:
+        """Take in a result. Raises InvariantError when it isn't this plan's."""
+        self._check(plan, result)
+        self._lifecycle.cache.pool.lower_fence(plan.plan_id)
+        for row, row_result in zip(plan.rows, result.rows, strict=True):
+            request = self._land(row)
+            error = row_result.error
+            if error is None and row.sample is not None and row_result.token_id is None:
+                error = "no token for a sampled row"
+            if error is not None:
+                request.computed = request.committed
+                self._lifecycle.refuse(request, engine_failure())
+            else:
+                self._advance(request, row, row_result)
+            self._lifecycle.settle(request)
+
+    def fail(self, plan: ExecutionPlan) -> None:
+        """Nothing of the plan was computed; its rows are suspects."""
+        self._lifecycle.cache.pool.lower_fence(plan.plan_id)
+        for row in plan.rows:
+            request = self._land(row)
+            request.computed = request.committed
+            request.failures += 1
+            alone = len(plan.rows) == 1 and request.failures > 1
+            if alone or request.failures >= MAX_FAILURES:
+                self._lifecycle.refuse(request, engine_failure())
+            elif request.state in (State.RUNNING, State.HELD):
+                request.suspect = True
+            self._lifecycle.settle(request)
+
+    def _check(self, plan: ExecutionPlan, result: ExecutionResult) -> None:
+        if result.plan_id != plan.plan_id:
+            raise InvariantError(f"result of plan {result.plan_id} for plan {plan.plan_id}")
+        if [row.child for row in plan.rows] != [row.child for row in result.rows]:
+            raise InvariantError(f"the rows of plan {plan.plan_id} and of its result differ")
+
+    def _land(self, row: PlanRow) -> Request:
+        """The row is not in flight any more. A request is kept while it has rows in flight."""
+        request = self._lifecycle.table.get(row.child)
+        if request is None or request.incarnation != row.incarnation:
+            raise InvariantError(f"child {row.child} left while a row of it was in flight")
+        request.in_flight -= 1
+        request.placeholders -= row.sample is not None
+        return request
+
+    def _advance(self, request: Request, row: PlanRow, result: RowResult) -> None:
+        request.suspect = False
+        request.committed = row.start + len(row.token_ids)
+        self._publish(request)
+        if row.sample is not None and result.token_id is not None and not request.over:
+            request.tokens.append(result.token_id)
+            self._emit(request, result, result.token_id)
+
+    def _publish(self, request: Request) -> None:
+        """Make the blocks visible that are full of committed tokens, prompt and output alike."""
+        full = request.committed // self._block_tokens
+        while len(request.nodes) < full and not request.sealed:
+            index = len(request.nodes)
+            tokens = self._block(request, index)
+            if index == len(request.keys):
+                request.next_parent = self._next_key(request.next_parent, tokens)
+                request.keys.append(request.next_parent)
+            parent = request.nodes[-1] if index else None
+            node = self._lifecycle.cache.publish(
+                parent, request.keys[index], tokens, request.blocks[index]
+            )
+            if node is None:
+                request.sealed = True
+            else:
+                request.nodes.append(node)
+
+    def _block(self, request: Request, index: int) -> bytes:
+        start = index * self._block_tokens
+        return request.tokens[start : start + self._block_tokens].tobytes()
+
+    def _emit(self, request: Request, result: RowResult, token_id: int) -> None:
+        stopped = request.ends_with(token_id)
+        finish = FINISH_STOP if stopped else FINISH_LENGTH if request.remaining <= 0 else None
+        output = ChildOutput(
+            child=request.child,
+            token_ids=(token_id,),
+            logprobs=() if result.logprob is None else (result.logprob,),
+            cached_tokens=request.cached_tokens,
+            finish=finish,
+            stop_token=token_id if stopped else None,
+            scheduled_s=request.scheduled_s,
+            recomputed_tokens=request.recomputed_tokens,
+        )
+        if finish is None:
+            self._lifecycle.outputs.append(output)
+        else:
+            self._lifecycle.end(request, output)

@@ -1,0 +1,74 @@
+"""The promises of the scheduler, checked after every commit in tests and on idle in production.
+
+Raises InvariantError that names the broken one. O(blocks + requests): not for every step.
+"""
+
+from __future__ import annotations
+
+from replica.cache.invariants import check_cache, require
+from replica.sched.request import Request, State
+from replica.sched.scheduler import Scheduler
+
+
+def check_scheduler(scheduler: Scheduler) -> None:
+    """Everything that holds whenever nobody is in the middle of a change."""
+    requests = list(scheduler.table)
+    check_cache(scheduler.cache, [request.blocks for request in requests])
+    _check_lists(scheduler, requests)
+    _check_flight(scheduler, requests)
+    for request in requests:
+        _check_progress(scheduler, request)
+
+
+def _check_lists(scheduler: Scheduler, requests: list[Request]) -> None:
+    table = scheduler.table
+    for state, members in (
+        (State.QUEUED, table.waiting),
+        (State.RUNNING, table.running),
+        (State.HELD, table.held),
+    ):
+        listed = sorted((r for r in requests if r.state is state), key=lambda r: r.rank)
+        require(listed == members, f"{state.name} requests are listed in service order")
+    waiting = sum(len(request.tokens) for request in table.waiting)
+    require(table.waiting_tokens == waiting, "waiting tokens add up")
+    hits = sum(request.expected_hit for request in table.waiting)
+    require(table.waiting_hit_tokens == hits, "expected hits add up")
+    require(State.GONE not in {r.state for r in requests}, "who is gone is forgotten")
+
+
+def _check_flight(scheduler: Scheduler, requests: list[Request]) -> None:
+    plan = scheduler.in_flight
+    rows = {} if plan is None else {row.child: row for row in plan.rows}
+    require(plan is None or len(rows) == len(plan.rows), "one row per child")
+    if plan is not None:
+        require(plan.tokens <= scheduler.limits.max_step_tokens, "a step keeps its token budget")
+        require(len(rows) <= scheduler.limits.max_running, "a step keeps its row budget")
+    for request in requests:
+        require(request.in_flight == (request.child in rows), "rows in flight are counted right")
+        if request.state in (State.DRAINING, State.ABORTING, State.FINISHING):
+            require(request.in_flight > 0, "leaving requests only wait for rows in flight")
+        if request.in_flight:
+            row = rows[request.child]
+            require(row.incarnation == request.incarnation, "rows belong to the incarnation")
+            require(list(row.block_ids) == request.blocks, "a block in flight stays in its table")
+
+
+def _check_progress(scheduler: Scheduler, request: Request) -> None:
+    size = scheduler.limits.block_tokens
+    known = len(request.tokens)
+    require(request.committed <= request.computed <= known, "committed <= computed <= known")
+    require(request.computed <= len(request.blocks) * size, "computed tokens have their blocks")
+    require(len(request.nodes) <= request.committed // size, "published <= committed")
+    if not request.in_flight:
+        require(request.computed == request.committed, "what came back is committed or undone")
+        require(request.placeholders == 0, "placeholders are in flight only")
+        require(request.debt >= 1, "there is always a token to compute")
+        full = len(request.nodes) == request.committed // size
+        require(full or request.sealed, "all committed full blocks are published")
+    require(
+        request.cached_tokens < request.prompt_tokens, "the last prompt token is always computed"
+    )
+    for block, node in zip(request.blocks, request.nodes, strict=False):
+        require(block in node.copies, "a published block is a copy of its node")
+    if request.state is State.QUEUED:
+        require(not request.blocks, "waiting requests hold no blocks")

@@ -1,0 +1,145 @@
+"""The ledger admits: granted, later (with a reason), or never (with the error to say).
+
+Blocks for decoding to come are reserved by the peak formula: sort by remaining length, and take the
+largest need at any moment when one of the requests ends. A request looks ahead for a horizon that
+doubles each time it is preempted. So it can be preempted and resumed only a few times before its
+whole remaining length is reserved, and ping-pong is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from events.errors import CoreError
+from replica.engine.messages import EngineRequest
+from replica.sched.refusals import bad_request, too_long
+from replica.sched.request import Request
+
+HORIZON_TOKENS = 64
+MAX_DOUBLINGS = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Everything that it needs is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Not in this step. `reason` is one of a few words, for the counters."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """It can't run here, whatever happens."""
+
+    error: CoreError
+
+
+Answer = Granted | Later | Never
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one replica can hold, how much it lets wait, and how far a newcomer looks ahead."""
+
+    total_blocks: int
+    block_tokens: int
+    context_tokens: int
+    max_running: int
+    max_step_tokens: int
+    max_waiting_tokens: int
+    horizon_tokens: int = HORIZON_TOKENS
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the whole pool holds."""
+        return self.total_blocks * self.block_tokens
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block_tokens)
+
+
+class Ledger:
+    """Answers for one replica's limits; holds no state of its own."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+
+    def intake(self, spec: EngineRequest) -> Never | None:
+        """Whether the request could run at all, were it alone."""
+        limits, prompt, wanted = self.limits, len(spec.prompt), spec.params.max_tokens
+        if prompt == 0 or wanted < 1:
+            return Never(bad_request("a request needs a prompt and at least one token to generate"))
+        if len(spec.chain) > prompt // limits.block_tokens:
+            return Never(bad_request("the prompt has fewer full blocks than its chain has keys"))
+        if prompt + wanted > limits.context_tokens:
+            return Never(
+                too_long(
+                    f"This model's maximum context length is {limits.context_tokens} tokens. "
+                    f"However, you requested {prompt + wanted} tokens ({prompt} in the messages, "
+                    f"{wanted} in the completion). Please reduce the length of the messages or "
+                    "completion."
+                )
+            )
+        if prompt + 1 > limits.pool_tokens:
+            return Never(
+                too_long(
+                    f"The prompt has {prompt} tokens, but this replica's KV pool holds "
+                    f"{limits.pool_tokens} in all."
+                )
+            )
+        return None
+
+    def admit(
+        self, candidate: Request, hit_blocks: int, running: Sequence[Request], available: int
+    ) -> Answer:
+        """Whether `candidate` may start. Its `hit_blocks` are locked: not part of `available`."""
+        limits = self.limits
+        known = len(candidate.tokens)
+        if limits.blocks(known) > limits.total_blocks:
+            return self.outgrown(candidate)
+        if len(running) >= limits.max_running:
+            return Later("seats")
+        if limits.blocks(known) - hit_blocks > available:
+            return Later("blocks")
+        if running and self._peak(candidate, hit_blocks, running) > available:
+            return Later("headroom")
+        return Granted()
+
+    def outgrown(self, request: Request) -> Never:
+        """The answer for a request that is alone and still finds no block for its next token."""
+        return Never(
+            too_long(
+                f"The request reached {len(request.tokens)} tokens, but this replica's KV pool "
+                f"holds {self.limits.pool_tokens} in all."
+            )
+        )
+
+    def _peak(self, candidate: Request, hit_blocks: int, running: Sequence[Request]) -> int:
+        """The most blocks that will be needed at once within the candidate's horizon."""
+        block_tokens = self.limits.block_tokens
+        horizon = self.limits.horizon_tokens << min(candidate.preemptions, MAX_DOUBLINGS)
+        entries = [(request.remaining, request, len(request.blocks)) for request in running]
+        entries.append((candidate.remaining, candidate, hit_blocks))
+        entries.sort(key=lambda entry: -entry[0])
+        # Who ends earlier than an entry has returned by then what it holds beyond its prefix.
+        returned = sum(self._returns(request, horizon) for request in running)
+        peak = missing_tokens = 0
+        for alive, (remaining, request, held) in enumerate(entries, 1):
+            if request is not candidate:
+                returned -= self._returns(request, horizon)
+            missing_tokens += len(request.tokens) + block_tokens - 1 - held * block_tokens
+            needed = (missing_tokens + alive * min(remaining, horizon)) // block_tokens
+            peak = max(peak, needed - returned)
+        return peak
+
+    def _returns(self, request: Request, horizon: int) -> int:
+        """Blocks that a running request gives back when it ends, if that is within the horizon."""
+        if request.remaining > horizon:
+            return 0
+        return max(0, len(request.blocks) - request.cached_tokens // self.limits.block_tokens)

@@ -1,0 +1,103 @@
+"""How requests come, pause, lose their KV and go. The only place that releases blocks.
+
+Every request that `add` takes in gets exactly one output with `finish` set, here or in a commit.
+What has rows in flight is settled when these come back.
+"""
+
+from __future__ import annotations
+
+from events.errors import CoreError
+from events.output import FINISH_ABORT, FINISH_ERROR
+from replica.cache.prefix import PrefixCache
+from replica.engine.messages import ChildOutput
+from replica.sched.plan import ChildId
+from replica.sched.request import Request, State
+from replica.sched.table import RequestTable
+
+
+def output_of(
+    request: Request, finish: str | None = None, error: CoreError | None = None
+) -> ChildOutput:
+    """An output without tokens."""
+    return ChildOutput(
+        child=request.child,
+        token_ids=(),
+        logprobs=(),
+        cached_tokens=request.cached_tokens,
+        finish=finish,
+        error=error,
+        scheduled_s=request.scheduled_s,
+        recomputed_tokens=request.recomputed_tokens,
+    )
+
+
+class Lifecycle:
+    """Owns the way of every request through the states."""
+
+    def __init__(self, table: RequestTable, cache: PrefixCache) -> None:
+        self.table = table
+        self.cache = cache
+        self.outputs: list[ChildOutput] = []
+        self.preemptions = 0
+
+    def hold(self, child: ChildId) -> None:
+        """Schedule nothing of it until `resume`; idempotent."""
+        request = self.table.get(child)
+        if request is None or request.over or request.on_hold:
+            return
+        request.on_hold = True
+        if request.state is not State.DRAINING:
+            self.table.move(request, State.HELD)
+
+    def resume(self, child: ChildId) -> None:
+        """Undo `hold`; idempotent."""
+        request = self.table.get(child)
+        if request is None or request.over or not request.on_hold:
+            return
+        request.on_hold = False
+        if request.state is State.HELD:
+            started = request.blocks or request.in_flight
+            self.table.move(request, State.RUNNING if started else State.QUEUED)
+
+    def abort(self, child: ChildId) -> None:
+        """End it with "abort"; unknown and ended children are ignored."""
+        request = self.table.get(child)
+        if request is not None and not request.over:
+            self.end(request, output_of(request, FINISH_ABORT), State.ABORTING)
+
+    def refuse(self, request: Request, error: CoreError) -> None:
+        """End it with an error."""
+        if not request.over:
+            self.end(request, output_of(request, FINISH_ERROR, error), State.ABORTING)
+
+    def end(self, request: Request, output: ChildOutput, state: State = State.FINISHING) -> None:
+        """Its last output is said; its blocks go as soon as nothing of it is in flight."""
+        self.outputs.append(output)
+        self.table.move(request, state)
+        self.settle(request)
+
+    def preempt(self, request: Request) -> None:
+        """Take its KV away; it will be computed again, mostly from the cache.
+
+        Its committed full blocks are published already: every commit does that.
+        """
+        self.preemptions += 1
+        request.preemptions += 1
+        request.suspect = False
+        self.table.move(request, State.DRAINING)
+        self.settle(request)
+
+    def settle(self, request: Request) -> None:
+        """Let a leaving request go on when none of its rows is in flight."""
+        if request.in_flight:
+            return
+        if request.state is State.DRAINING:
+            request.recomputed_tokens += request.committed
+            self._release(request)
+            self.table.move(request, State.HELD if request.on_hold else State.QUEUED)
+        elif request.state in (State.ABORTING, State.FINISHING):
+            self._release(request)
+            self.table.move(request, State.GONE)
+
+    def _release(self, request: Request) -> None:
+        self.cache.release(request.detach())

@@ -1,0 +1,219 @@
+"""The planner: one step's rows out of one token budget, in service order.
+
+Tokens go to decodes first, then to prefill chunks. Blocks go in service order: whoever is visited
+may take them from the far end of the same order, which is never planned yet. Then, if nobody had to
+be preempted, waiting requests are admitted as far as the ledger grants.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from replica.cache.prefix import Lease, PrefixCache
+from replica.sched.ledger import Answer, Granted, Later, Ledger, Never
+from replica.sched.lifecycle import Lifecycle
+from replica.sched.plan import ExecutionPlan, PlanId, PlanRow
+from replica.sched.request import Request, State
+
+SCAN_REQUESTS = 64
+"""How many waiting requests one step looks at."""
+
+
+class Draft:
+    """The plan in the making: its rows, and the tokens that are left."""
+
+    def __init__(self, tokens: int, decodes: int) -> None:
+        self.rows: list[PlanRow] = []
+        self.requests: list[Request] = []
+        self.decode_left = min(tokens, decodes)
+        self.prefill_left = tokens - self.decode_left
+        self.preempted = False
+
+    def quota(self, request: Request) -> int:
+        """Tokens that the request may compute in this step."""
+        if request.debt == 1 and self.decode_left:
+            return 1
+        return min(request.debt, self.prefill_left)
+
+    def add(self, request: Request, row: PlanRow) -> None:
+        """One more row."""
+        count = len(row.token_ids)
+        if request.debt == 1 and self.decode_left:
+            self.decode_left -= 1
+        else:
+            self.prefill_left -= count
+        self.rows.append(row)
+        self.requests.append(request)
+
+
+class Planner:
+    """Reads and moves requests; truth about computed tokens is the commit's alone."""
+
+    def __init__(self, ledger: Ledger, lifecycle: Lifecycle) -> None:
+        self.later: Counter[str] = Counter()
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self._ledger = ledger
+        self._limits = ledger.limits
+        self._lifecycle = lifecycle
+        self._table = lifecycle.table
+        self._cache: PrefixCache = lifecycle.cache
+        self._blocked: tuple[int, int, int] | None = None
+
+    def plan(self, plan_id: PlanId, now_s: float) -> ExecutionPlan | None:
+        """The next step, or None when nothing can run now."""
+        running = self._table.running
+        draft = Draft(self._limits.max_step_tokens, sum(request.debt == 1 for request in running))
+        self._serve_suspect(draft)
+        if not draft.rows:
+            self._serve_running(draft)
+            if not draft.preempted:
+                self._admit_waiting(draft, now_s)
+        if not draft.rows:
+            return None
+        for request, row in zip(draft.requests, draft.rows, strict=True):
+            request.computed += len(row.token_ids)
+            request.placeholders += row.sample is not None
+            request.in_flight += 1
+        self._cache.pool.raise_fence(plan_id)
+        return ExecutionPlan(plan_id=plan_id, rows=tuple(draft.rows))
+
+    def _serve_suspect(self, draft: Draft) -> None:
+        """After a failed plan each of its rows runs alone once, to find the culprit."""
+        for place, request in enumerate(list(self._table.running)):
+            if request.suspect and request.state is State.RUNNING:
+                self._visit(request, draft, place)
+                if draft.rows:
+                    return
+
+    def _serve_running(self, draft: Draft) -> None:
+        running = self._table.running
+        place = 0
+        while place < len(running) and len(draft.rows) < self._limits.max_running:
+            request = running[place]
+            self._visit(request, draft, place)
+            place += request.state is State.RUNNING
+
+    def _visit(self, request: Request, draft: Draft, place: int) -> None:
+        """Plan one running request; `place` is where it stands in the service order."""
+        count = self._reserve(request, draft.quota(request), draft, place)
+        if count:
+            draft.add(request, self._row(request, count))
+        elif place == 0 and not draft.rows and not self._cache.available:
+            # First in line, nothing free, nobody to take from: it holds all that there is.
+            self._lifecycle.refuse(request, self._ledger.outgrown(request).error)
+
+    def _reserve(self, request: Request, count: int, draft: Draft, place: int) -> int:
+        """Get the blocks for `count` tokens; returns how many tokens they are good for."""
+        missing = self._limits.blocks(request.computed + count) - len(request.blocks)
+        while missing > self._cache.available:
+            victim = self._victim(place)
+            if victim is None:
+                break
+            draft.preempted = True
+            self._lifecycle.preempt(victim)
+        missing = min(missing, self._cache.available)
+        if missing > 0:
+            request.blocks += self._cache.allocate(missing)
+        room = len(request.blocks) * self._limits.block_tokens - request.computed
+        return min(count, room)
+
+    def _victim(self, place: int) -> Request | None:
+        """Who gives blocks to the running request at `place`: held ones first, then the far end.
+
+        It must free something now; failing that, it must share blocks with other candidates only,
+        so that they come free with the last of these.
+        """
+        behind = self._table.running[place + 1 :]
+        candidates = [*reversed(self._table.held), *reversed(behind)]
+        for request in candidates:
+            if self._cache.frees(request.blocks):
+                return request
+        users = Counter(block for request in candidates for block in request.blocks)
+        for request in candidates:
+            if any(self._cache.pool.refs(block) == users[block] for block in request.blocks):
+                return request
+        return None
+
+    def _row(self, request: Request, count: int) -> PlanRow:
+        start, end = request.computed, request.computed + count
+        last = end == len(request.tokens)
+        return PlanRow(
+            child=request.child,
+            incarnation=request.incarnation,
+            start=start,
+            token_ids=tuple(request.tokens[start:end]),
+            block_ids=request.table(),
+            sample=request.sample_spec(end) if last else None,
+        )
+
+    def _admit_waiting(self, draft: Draft, now_s: float) -> None:
+        for request in self._table.waiting[:SCAN_REQUESTS]:
+            if draft.prefill_left <= 0 or len(draft.rows) >= self._limits.max_running:
+                self.later["tokens"] += 1
+                return
+            if self._leader(request) is not None:
+                self.later["cold_prefix"] += 1
+            elif not self._try_admit(request, draft, now_s):
+                return
+
+    def _leader(self, request: Request) -> Request | None:
+        """A running request that is about to compute the next block which this one needs too."""
+        block_tokens = self._limits.block_tokens
+        index = request.expected_hit // block_tokens
+        if index >= min(len(request.keys), request.cache_limit // block_tokens):
+            return None
+        for other in self._table.running:
+            pending = len(other.nodes) <= index < len(other.keys) and not other.sealed
+            if pending and other.keys[index] == request.keys[index]:
+                return other
+        return None
+
+    def _try_admit(self, request: Request, draft: Draft, now_s: float) -> bool:
+        """Admit it, or say no to it, or leave it; False when the queue has to wait behind it."""
+        running = self._table.running
+        if running and self._blocked == (request.child, self._cache.available, len(running)):
+            return False
+        block_tokens = self._limits.block_tokens
+        limit = request.cache_limit // block_tokens
+        with self._cache.lookup(request.keys, request.tokens.tobytes(), limit) as lease:
+            self._table.expect_hit(request, len(lease) * block_tokens)
+            if self._leader(request) is not None:
+                self.later["cold_prefix"] += 1
+                return True
+            answer = self._ask(request, len(lease))
+            if isinstance(answer, Granted):
+                self._start(request, lease, now_s)
+        if isinstance(answer, Later):
+            self.later[answer.reason] += 1
+            self._blocked = (request.child, self._cache.available, len(running))
+            return False
+        if isinstance(answer, Never):
+            self._lifecycle.refuse(request, answer.error)
+        else:
+            self._visit(request, draft, len(running))
+        return True
+
+    def _ask(self, request: Request, hit_blocks: int) -> Answer:
+        """The ledger's answer, after the held requests gave way if only they are in the way."""
+        running = self._table.running
+        while True:
+            answer = self._ledger.admit(request, hit_blocks, running, self._cache.available)
+            if not isinstance(answer, Later) or running:
+                return answer
+            victim = self._victim(0)
+            if victim is None:
+                return answer
+            self._lifecycle.preempt(victim)
+
+    def _start(self, request: Request, lease: Lease, now_s: float) -> None:
+        hit_tokens = len(lease) * self._limits.block_tokens
+        request.attach(*lease.take(), self._limits.block_tokens)
+        self._table.move(request, State.RUNNING)
+        if request.scheduled_s:
+            request.recomputed_tokens = max(0, request.recomputed_tokens - hit_tokens)
+            return
+        request.scheduled_s = now_s
+        request.cached_tokens = hit_tokens
+        self.prompt_tokens += request.prompt_tokens
+        self.cached_tokens += hit_tokens

@@ -1,0 +1,59 @@
+"""What is said when the engine says no: the errors of the core, worded for the client."""
+
+from __future__ import annotations
+
+from events.errors import CoreError
+
+
+def too_long(message: str) -> CoreError:
+    """Larger than the model's context or than this replica."""
+    return CoreError(status=400, message=message, code="context_length_exceeded")
+
+
+def bad_request(message: str) -> CoreError:
+    """Makes no sense; the gateway should not have let it pass."""
+    return CoreError(status=400, message=message, code="invalid_value")
+
+
+def queue_full(drain_ms: float) -> CoreError:
+    """Too much waits already; `drain_ms` is how long the waiting prefill will take."""
+    return CoreError(
+        status=429,
+        message="This replica's queue is full.",
+        type="rate_limit_error",
+        code="queue_full",
+        retry_after_s=min(max(drain_ms / 1000.0, 1.0), 60.0),
+        reroute=True,
+    )
+
+
+def too_late() -> CoreError:
+    """Its deadline passed."""
+    return CoreError(
+        status=504,
+        message="The request's deadline passed.",
+        type="timeout_error",
+        code="deadline_exceeded",
+    )
+
+
+def engine_failure() -> CoreError:
+    """The row that made a step fail; the cause is in the log."""
+    return CoreError(
+        status=500,
+        message="The engine failed while it computed this request.",
+        type="server_error",
+        code="engine_error",
+    )
+
+
+def engine_gone(started: bool) -> CoreError:
+    """The engine is closed or dead. `started`: the child has put out tokens already."""
+    return CoreError(
+        status=503,
+        message="This replica's engine has stopped.",
+        type="server_error",
+        code="engine_unavailable",
+        retry_after_s=1.0,
+        reroute=not started,
+    )

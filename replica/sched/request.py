@@ -1,0 +1,175 @@
+"""One child inside the scheduler: its tokens, its blocks, how far it is, and in which state.
+
+Never leaves the engine thread. What others see are plan rows, outputs and load numbers.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum, auto
+
+from replica.cache.prefix import Node
+from replica.engine.messages import EngineRequest
+from replica.sched.order import Rank
+from replica.sched.plan import ChildId, SampleSpec
+
+_NO_IDS: tuple[int, ...] = ()
+
+
+class State(Enum):
+    """QUEUED > RUNNING <> HELD; RUNNING > DRAINING > QUEUED; ABORTING and FINISHING > GONE.
+
+    DRAINING, ABORTING and FINISHING wait for rows in flight, and pass at once when there are none.
+    """
+
+    QUEUED = auto()
+    RUNNING = auto()
+    HELD = auto()
+    DRAINING = auto()
+    ABORTING = auto()
+    FINISHING = auto()
+    GONE = auto()
+
+
+class Request:
+    """`tokens` is all that is known, prompt and output. `computed` counts tokens whose KV is there
+    or planned, `committed` those whose KV is certain; they differ only while a row is in flight.
+    """
+
+    __slots__ = (
+        "_penalised",
+        "_suppress",
+        "_table",
+        "blocks",
+        "cached_tokens",
+        "committed",
+        "computed",
+        "expected_hit",
+        "failures",
+        "in_flight",
+        "incarnation",
+        "keys",
+        "next_parent",
+        "nodes",
+        "on_hold",
+        "placeholders",
+        "preemptions",
+        "queued_tokens",
+        "rank",
+        "recomputed_tokens",
+        "scheduled_s",
+        "sealed",
+        "spec",
+        "state",
+        "suspect",
+        "tokens",
+    )
+
+    def __init__(self, spec: EngineRequest, rank: Rank) -> None:
+        self.spec = spec
+        self.rank = rank
+        self.state = State.QUEUED
+        self.tokens = array("I", spec.prompt)
+        self.keys: list[bytes] = list(spec.chain)
+        self.next_parent = spec.chain.parent
+        self.blocks: list[int] = []
+        self.nodes: list[Node] = []
+        self.sealed = False
+        self.computed = self.committed = 0
+        self.placeholders = self.in_flight = 0
+        self.incarnation = 0
+        self.on_hold = False
+        self.suspect = False
+        self.failures = self.preemptions = 0
+        self.expected_hit = self.queued_tokens = 0
+        self.cached_tokens = self.recomputed_tokens = 0
+        self.scheduled_s = 0.0
+        self._table: tuple[int, ...] = ()
+        self._suppress = self._suppress_ids()
+        params = spec.params
+        self._penalised = (
+            params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+            or params.repetition_penalty != 1.0
+        )
+
+    @property
+    def child(self) -> ChildId:
+        """Its number."""
+        return self.spec.child
+
+    @property
+    def debt(self) -> int:
+        """Tokens that are known, or will be when the rows in flight are back, but not computed."""
+        return len(self.tokens) + self.placeholders - self.computed
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.spec.prompt)
+
+    @property
+    def generated(self) -> int:
+        """Tokens that it has put out."""
+        return len(self.tokens) - len(self.spec.prompt)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that it may still put out."""
+        return self.spec.params.max_tokens - self.generated
+
+    @property
+    def over(self) -> bool:
+        """Whether it has already been told its end."""
+        return self.state in (State.ABORTING, State.FINISHING, State.GONE)
+
+    @property
+    def cache_limit(self) -> int:
+        """Tokens that may come from the cache: all but the last one, which has to be computed."""
+        return 0 if self.spec.skip_cache_read else len(self.tokens) - 1
+
+    def table(self) -> tuple[int, ...]:
+        """A snapshot of the block table; made anew only when the table has grown."""
+        if len(self._table) != len(self.blocks):
+            self._table = tuple(self.blocks)
+        return self._table
+
+    def attach(self, blocks: list[int], nodes: list[Node], block_tokens: int) -> None:
+        """Start from a leased prefix: its KV is there already."""
+        self.blocks, self.nodes, self._table = list(blocks), list(nodes), ()
+        self.computed = self.committed = len(blocks) * block_tokens
+
+    def detach(self) -> list[int]:
+        """Forget the KV; the blocks go to the caller, who releases them."""
+        blocks, self.blocks, self.nodes, self._table = self.blocks, [], [], ()
+        self.computed = self.committed = 0
+        self.sealed = False
+        self.incarnation += 1
+        return blocks
+
+    def sample_spec(self, position: int) -> SampleSpec:
+        """How to sample the token at `position`, the one behind all known tokens."""
+        spec = self.spec
+        early = self.generated < spec.params.min_tokens
+        return SampleSpec(
+            params=spec.params,
+            seed=spec.seed,
+            position=position,
+            prompt_ids=spec.prompt if self._penalised else _NO_IDS,
+            output_ids=tuple(self.tokens[len(spec.prompt) :]) if self._penalised else _NO_IDS,
+            suppress_ids=self._suppress if early else _NO_IDS,
+        )
+
+    def ends_with(self, token_id: int) -> bool:
+        """Whether `token_id` ends the child."""
+        spec = self.spec
+        if token_id in spec.params.stop_token_ids:
+            return True
+        return token_id in spec.eos_ids and not spec.params.ignore_eos
+
+    def _suppress_ids(self) -> tuple[int, ...]:
+        params = self.spec.params
+        if params.min_tokens == 0:
+            return _NO_IDS
+        ends = set(params.stop_token_ids)
+        return tuple(sorted(ends if params.ignore_eos else ends | self.spec.eos_ids))

@@ -1,0 +1,149 @@
+"""The scheduler: plan and commit, with everything they need wired together. One thread uses it.
+
+A step is `plan`, then the runner's `execute`, then `commit` or `fail`. Between plan and commit
+requests may come, go, pause and resume; what is in flight then is settled by the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from events.errors import InvariantError
+from replica.cache.journal import Journal
+from replica.cache.pool import BlockPool
+from replica.cache.prefix import PrefixCache
+from replica.engine.messages import ChildOutput, EngineRequest
+from replica.sched.commit import Committer, NextKey
+from replica.sched.ledger import Ledger, Limits
+from replica.sched.lifecycle import Lifecycle
+from replica.sched.order import Policy, first_come
+from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanId
+from replica.sched.planner import Planner
+from replica.sched.refusals import queue_full, too_late
+from replica.sched.request import Request
+from replica.sched.table import RequestTable
+from replica.sched.timing import Timing
+
+NEVER_S = float("inf")
+
+
+class Scheduler:
+    """All state of one engine but the KV itself."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        next_key: NextKey,
+        policy: Policy = first_come,
+        after_commit: Callable[[Scheduler], None] | None = None,
+    ) -> None:
+        self.limits = limits
+        self.journal = Journal()
+        self.cache = PrefixCache(BlockPool(limits.total_blocks), self.journal, limits.block_tokens)
+        self.table = RequestTable()
+        self.timing = Timing()
+        self.lifecycle = Lifecycle(self.table, self.cache)
+        self.ledger = Ledger(limits)
+        self.planner = Planner(self.ledger, self.lifecycle)
+        self.in_flight: ExecutionPlan | None = None
+        self.last_plan = PlanId(0)
+        self.next_deadline_s = NEVER_S
+        self._committer = Committer(limits, self.lifecycle, next_key)
+        self._policy = policy
+        self._after_commit = after_commit
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a request waits for a step."""
+        return bool(self.table.running or self.table.waiting)
+
+    def add(self, spec: EngineRequest) -> None:
+        """Take a child in; what can never run, or finds the queue full, gets its error at once."""
+        request = Request(spec, self._policy(spec))
+        self.table.add(request)
+        never = self.ledger.intake(spec)
+        if never is not None:
+            self.lifecycle.refuse(request, never.error)
+        elif self._overfull(request):
+            self.lifecycle.refuse(request, queue_full(self.drain_ms()))
+        else:
+            self._expect(request)
+
+    def expire(self, now_s: float) -> None:
+        """End every child whose deadline has passed."""
+        if now_s < self.next_deadline_s:
+            return
+        self.next_deadline_s = NEVER_S
+        for request in list(self.table):
+            deadline_s = request.spec.deadline_s
+            if deadline_s is None or request.over:
+                continue
+            if deadline_s <= now_s:
+                self.lifecycle.refuse(request, too_late())
+            else:
+                self.next_deadline_s = min(self.next_deadline_s, deadline_s)
+
+    def plan(self, now_s: float) -> ExecutionPlan | None:
+        """The next step, or None when nothing can run. Raises InvariantError while one is open."""
+        if self.in_flight is not None:
+            raise InvariantError(f"plan {self.in_flight.plan_id} is still in flight")
+        plan = self.planner.plan(PlanId(self.last_plan + 1), now_s)
+        if plan is not None:
+            self.last_plan = plan.plan_id
+            self.in_flight = plan
+        return plan
+
+    def commit(self, result: ExecutionResult) -> None:
+        """Take in the result of the plan in flight. Raises InvariantError for any other."""
+        plan = self._landing()
+        self._committer.commit(plan, result)
+        self.in_flight = None
+        self.timing.observe(plan, result.device_ms)
+        self._check()
+
+    def fail(self) -> None:
+        """The plan in flight raised: nothing of it was computed."""
+        self._committer.fail(self._landing())
+        self.in_flight = None
+        self._check()
+
+    def take_outputs(self) -> tuple[ChildOutput, ...]:
+        """Outputs since the last call, at most one per child if called after each phase."""
+        outputs = tuple(self.lifecycle.outputs)
+        self.lifecycle.outputs.clear()
+        return outputs
+
+    def queued_prefill_tokens(self) -> int:
+        """Tokens that wait for prefill, less what the cache holds of them as far as known."""
+        queued = self.table.waiting_tokens - self.table.waiting_hit_tokens
+        return queued + sum(request.debt for request in self.table.running if request.debt > 1)
+
+    def drain_ms(self) -> float:
+        """How long the queued prefill will take."""
+        return self.timing.prefill.predict_ms(0, self.queued_prefill_tokens())
+
+    def running_context_tokens(self) -> int:
+        """Tokens in the KV of running requests."""
+        return sum(request.committed for request in self.table.running)
+
+    def _landing(self) -> ExecutionPlan:
+        if self.in_flight is None:
+            raise InvariantError("no plan is in flight")
+        return self.in_flight
+
+    def _check(self) -> None:
+        if self._after_commit is not None:
+            self._after_commit(self)
+
+    def _expect(self, request: Request) -> None:
+        block_tokens = self.limits.block_tokens
+        limit = request.cache_limit // block_tokens
+        hit = self.cache.match(request.keys, request.tokens.tobytes(), limit)
+        self.table.expect_hit(request, hit * block_tokens)
+        if request.spec.deadline_s is not None:
+            self.next_deadline_s = min(self.next_deadline_s, request.spec.deadline_s)
+
+    def _overfull(self, request: Request) -> bool:
+        """A queue that is empty but for this request takes it, however long it is."""
+        alone = len(self.table.waiting) == 1
+        return not alone and self.table.waiting_tokens > self.limits.max_waiting_tokens

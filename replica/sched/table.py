@@ -1,0 +1,94 @@
+"""All requests that are not gone yet, by state and in service order. The only place that moves a
+request from one state to another.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from events.errors import InvariantError
+from replica.sched.plan import ChildId
+from replica.sched.request import Request, State
+
+_rank = attrgetter("rank")
+
+_MOVES = {
+    State.QUEUED: {State.RUNNING, State.HELD, State.ABORTING, State.FINISHING},
+    State.RUNNING: {State.HELD, State.DRAINING, State.ABORTING, State.FINISHING},
+    State.HELD: {State.QUEUED, State.RUNNING, State.DRAINING, State.ABORTING, State.FINISHING},
+    State.DRAINING: {State.QUEUED, State.HELD, State.ABORTING, State.FINISHING},
+    State.ABORTING: {State.GONE},
+    State.FINISHING: {State.GONE},
+    State.GONE: set(),
+}
+
+
+class RequestTable:
+    """`waiting`, `running` and `held` are sorted by rank; treat them as read-only."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.held: list[Request] = []
+        self.waiting_tokens = 0
+        self.waiting_hit_tokens = 0
+        self._requests: dict[ChildId, Request] = {}
+        self._lists = {
+            State.QUEUED: self.waiting,
+            State.RUNNING: self.running,
+            State.HELD: self.held,
+        }
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def get(self, child: ChildId) -> Request | None:
+        """The request, unless unknown or gone."""
+        return self._requests.get(child)
+
+    def add(self, request: Request) -> None:
+        """A new request, QUEUED. Raises InvariantError when its number is taken."""
+        if request.child in self._requests:
+            raise InvariantError(f"child {request.child} is already here")
+        self._requests[request.child] = request
+        self._enter(request)
+
+    def move(self, request: Request, target: State) -> None:
+        """Change its state. Raises InvariantError for a move that the design doesn't have."""
+        if target not in _MOVES[request.state]:
+            raise InvariantError(f"{request.state.name} can't become {target.name}")
+        self._leave(request)
+        request.state = target
+        self._enter(request)
+
+    def expect_hit(self, request: Request, tokens: int) -> None:
+        """A waiting request is now expected to find `tokens` in the cache."""
+        self.waiting_hit_tokens += tokens - request.expected_hit
+        request.expected_hit = tokens
+
+    def _enter(self, request: Request) -> None:
+        members = self._lists.get(request.state)
+        if members is not None:
+            insort(members, request, key=_rank)
+        if request.state is State.QUEUED:
+            request.queued_tokens = len(request.tokens)
+            self.waiting_tokens += request.queued_tokens
+            self.waiting_hit_tokens += request.expected_hit
+        elif request.state is State.GONE:
+            del self._requests[request.child]
+
+    def _leave(self, request: Request) -> None:
+        members = self._lists.get(request.state)
+        if members is not None:
+            place = bisect_left(members, request.rank, key=_rank)
+            if place == len(members) or members[place] is not request:
+                raise InvariantError("a request is listed under its state")
+            del members[place]
+        if request.state is State.QUEUED:
+            self.waiting_tokens -= request.queued_tokens
+            self.waiting_hit_tokens -= request.expected_hit

@@ -1,0 +1,218 @@
+"""A scheduler, a fake runner, and the plain sequential run that every schedule must equal."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from events.output import FINISH_LENGTH
+from events.request import SamplingParams
+from kvstore.identity import KeyChain, block_key
+from replica.engine.messages import ChildOutput, EngineRequest
+from replica.sched.invariants import check_scheduler
+from replica.sched.ledger import HORIZON_TOKENS, Limits
+from replica.sched.plan import ChildId, ExecutionPlan
+from replica.sched.scheduler import Scheduler
+from tests.fakes.runner import FakeRunner, next_token
+
+KEY = b"k" * 32
+ROOT = b"root"
+VOCAB = 500
+
+NextKey = Callable[[bytes, bytes], bytes]
+
+real_key: NextKey = partial(block_key, KEY)
+
+
+def constant_key(parent: bytes, tokens: bytes) -> bytes:
+    """The worst hash that there is."""
+    return b"\0" * 16
+
+
+def short_key(parent: bytes, tokens: bytes) -> bytes:
+    """4 bits of a hash, so that collisions are everywhere."""
+    return (zlib.crc32(parent + tokens) % 16).to_bytes(16, "little")
+
+
+def chain_of(prompt: Sequence[int], block_tokens: int, next_key: NextKey = real_key) -> KeyChain:
+    """The chain of all full blocks of a prompt."""
+    keys, parent = b"", ROOT
+    for start in range(0, len(prompt) - block_tokens + 1, block_tokens):
+        parent = next_key(parent, array("I", prompt[start : start + block_tokens]).tobytes())
+        keys += parent
+    return KeyChain(keys, parent)
+
+
+def tokens_of(seed: int, count: int) -> tuple[int, ...]:
+    """Some prompt, the same for the same seed."""
+    return tuple(zlib.crc32(f"{seed}/{place}".encode()) % VOCAB for place in range(count))
+
+
+def sampling(max_tokens: int = 4, **fields: object) -> SamplingParams:
+    """Greedy unless told otherwise."""
+    return SamplingParams(**{"max_tokens": max_tokens, "seed": 0, "temperature": 0.0, **fields})
+
+
+class Bench:
+    """Steps a scheduler by hand and collects what each child got; every commit is checked."""
+
+    def __init__(
+        self,
+        total_blocks: int = 32,
+        block_tokens: int = 4,
+        *,
+        max_step_tokens: int = 16,
+        max_running: int = 8,
+        max_waiting_tokens: int = 10_000,
+        context_tokens: int = 10_000,
+        eos: int | None = None,
+        next_key: NextKey = real_key,
+        horizon_tokens: int = HORIZON_TOKENS,
+    ) -> None:
+        self.limits = Limits(
+            total_blocks=total_blocks,
+            block_tokens=block_tokens,
+            context_tokens=context_tokens,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            max_waiting_tokens=max_waiting_tokens,
+            horizon_tokens=horizon_tokens,
+        )
+        self.next_key = next_key
+        self.runner = FakeRunner(total_blocks, block_tokens, VOCAB, eos)
+        self.scheduler = Scheduler(self.limits, next_key, after_commit=check_scheduler)
+        self.specs: dict[int, EngineRequest] = {}
+        self.outputs: dict[int, list[ChildOutput]] = {}
+        self.now_s = 1.0
+        self._children = 0
+
+    def add(
+        self, prompt: Sequence[int], params: SamplingParams | None = None, **fields: object
+    ) -> ChildId:
+        """Submit a child; greedy, 4 tokens, if not told otherwise."""
+        self._children += 1
+        child = ChildId(self._children)
+        eos_ids = frozenset() if self.runner.eos is None else frozenset({self.runner.eos})
+        spec = EngineRequest(
+            **{
+                "child": child,
+                "prompt": tuple(prompt),
+                "chain": chain_of(prompt, self.limits.block_tokens, self.next_key),
+                "params": params or sampling(),
+                "seed": 7,
+                "eos_ids": eos_ids,
+                "tenant": "t",
+                "arrival_s": float(child),
+                **fields,
+            }
+        )
+        self.specs[child] = spec
+        self.outputs[child] = []
+        self.scheduler.add(spec)
+        self.collect()
+        return child
+
+    def plan(self) -> ExecutionPlan | None:
+        """The first third of a step."""
+        self.now_s += 1.0
+        self.scheduler.expire(self.now_s)
+        plan = self.scheduler.plan(self.now_s)
+        self.collect()
+        check_scheduler(self.scheduler)
+        return plan
+
+    def finish_step(self, plan: ExecutionPlan) -> None:
+        """Execute and commit."""
+        try:
+            result = self.runner.execute(plan)
+        except RuntimeError:
+            self.scheduler.fail()
+        else:
+            self.scheduler.commit(result)
+        self.collect()
+
+    def step(self) -> ExecutionPlan | None:
+        """Plan, execute, commit."""
+        plan = self.plan()
+        if plan is not None:
+            self.finish_step(plan)
+        return plan
+
+    def run(self, limit: int = 2_000) -> int:
+        """Step until nothing is left to do; returns the number of plans."""
+        idle = plans = 0
+        while self.scheduler.runnable:
+            planned = self.step() is not None
+            plans += planned
+            idle = 0 if planned else idle + 1
+            assert idle < 3, "requests wait, but nothing is planned"
+            assert plans < limit, "this never ends"
+        return plans
+
+    def collect(self) -> None:
+        """Take the outputs; each child's finish is its last one."""
+        outputs = self.scheduler.take_outputs()
+        assert len({output.child for output in outputs}) == len(outputs)
+        for output in outputs:
+            got = self.outputs[output.child]
+            assert not got or got[-1].finish is None, "nothing comes after the finish"
+            got.append(output)
+
+    def tokens(self, child: int) -> list[int]:
+        """What the child put out so far."""
+        return [token for output in self.outputs[child] for token in output.token_ids]
+
+    def finish(self, child: int) -> str | None:
+        """Its finish reason, if it has ended."""
+        return self.outputs[child][-1].finish if self.outputs[child] else None
+
+    def cached(self, child: int) -> int:
+        """Its cached tokens as told by its last output."""
+        return self.outputs[child][-1].cached_tokens
+
+    def wanted(self, child: int) -> list[int]:
+        """What a plain run of the child alone would put out."""
+        return plain_run(self.specs[child], self.runner)
+
+    def assert_right(self, *children: int) -> None:
+        """The children ended by themselves with exactly the plain run's tokens."""
+        for child in children or tuple(self.specs):
+            assert self.tokens(child) == self.wanted(child)
+            assert self.finish(child) in (FINISH_LENGTH, "stop")
+
+    def assert_empty(self) -> None:
+        """Nothing is left of anybody, but the cache."""
+        scheduler = self.scheduler
+        check_scheduler(scheduler)
+        assert len(scheduler.table) == 0
+        assert scheduler.in_flight is None
+        assert scheduler.table.waiting_tokens == scheduler.table.waiting_hit_tokens == 0
+        assert scheduler.cache.available == self.limits.total_blocks
+
+
+def plain_run(spec: EngineRequest, runner: FakeRunner) -> list[int]:
+    """One token after the other, no batch, no cache, no blocks."""
+    known = list(spec.prompt)
+    out: list[int] = []
+    ends = set(spec.params.stop_token_ids)
+    if not spec.params.ignore_eos:
+        ends |= spec.eos_ids
+    while len(out) < spec.params.max_tokens:
+        suppress = tuple(ends) if len(out) < spec.params.min_tokens else ()
+        probe = _Probe(spec, suppress)
+        out.append(next_token(known, runner.vocab, runner.eos, probe))
+        known.append(out[-1])
+        if out[-1] in ends:
+            break
+    return out
+
+
+class _Probe:
+    """As much of a SampleSpec as the fake looks at."""
+
+    def __init__(self, spec: EngineRequest, suppress_ids: tuple[int, ...]) -> None:
+        self.params = spec.params
+        self.seed = spec.seed
+        self.suppress_ids = suppress_ids
