@@ -53,7 +53,8 @@ class _Open:
 
 
 class RouterBrain:
-    """Chooses replicas. `router_boot` is this router's life, as load reports name it."""
+    """Chooses replicas. `router_boot` is this router's life, as load reports name it; minted here
+    when none is given."""
 
     def __init__(
         self,
@@ -63,10 +64,11 @@ class RouterBrain:
         rng: random.Random | None = None,
         on_decision: OnDecision | None = None,
         on_outcome: OnOutcome | None = None,
+        router_boot: str | None = None,
     ) -> None:
         self.fleet = fleet
         self.rng = rng or random.Random()
-        self.router_boot = f"{config.id}-{self.rng.getrandbits(64):016x}"
+        self.router_boot = router_boot or f"{config.id}-{self.rng.getrandbits(64):016x}"
         self.ledger = Ledger()
         self.optimistic = OptimisticEntries()
         self.decisions = DecisionLog(config.decisions_kept)

@@ -20,6 +20,10 @@ STEP_TOKENS = 512
 OWN_DECODE_WEIGHT = 0.1
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
 HARM_WEIGHT = 0.05
+OCCUPANCY_WEIGHT = 0.25
+"""Who comes next waits for this prefill too: of two ways to the same TTFT the cheaper one wins, so
+siblings of a cold prefix wait for it rather than compute it everywhere."""
+
 REUSE_WEIGHT = 0.5
 LATENESS_WEIGHT = 4.0
 SUSPECT_MS = 250.0
@@ -135,7 +139,7 @@ def price(
         prefill_ms=prefill_ms,
         transfer_ms=0.0,
         decode_share_ms=mixing_ms + _own_decode_ms(demand, at, member.decode),
-        harm_ms=HARM_WEIGHT * at.rows * prefill_ms,
+        harm_ms=(OCCUPANCY_WEIGHT + HARM_WEIGHT * max(0, at.rows)) * prefill_ms,
         eviction_ms=_eviction_ms(needed, demand.block_tokens, member, at),
         overload_ms=_overload_ms(demand, needed, member, at, now_s),
         lateness_ms=_lateness_ms(ttft_ms, demand.ttft_deadline_ms),

@@ -7,7 +7,6 @@ boot replaces everything at once. Must not know policies or requests.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ MAX_REPLICAS = 4_096
 NO_EVENTS_AFTER_S = 10.0
 STALE_DIGEST_AFTER_S = 5.0
 CHECK_EVERY_S = 0.5
-SILENCE = "silence"
+SILENCE = "silent"
 """The feed's reason for a replica that just isn't heard any more."""
 
 FenceListener = Callable[[str], None]
@@ -53,7 +52,6 @@ class Fleet:
         self._expected = expected
         self._clock = clock
         self._members: dict[str, Member] = {}
-        self._boots: OrderedDict[str, int] = OrderedDict()
         self._priors: dict[str, PoolPrior] = {}
         self._listeners: list[FenceListener] = []
         self._next_check_s = 0.0
@@ -62,17 +60,15 @@ class Fleet:
 
     def on_hello(self, replica: str, boot: int, hello: ReplicaHello) -> None:
         """A new life, or the same one again."""
-        if boot < self._boots.get(replica, boot):
-            return
-        member = self._current(replica, boot)
-        if member is not None:
-            member.silent = False
-            if hello != member.hello:
-                self._admit(member, hello)
-        elif replica not in self._members and len(self._members) >= MAX_REPLICAS:
+        known = self._members.get(replica)
+        if known is None and len(self._members) >= MAX_REPLICAS:
             self.alarms.raise_("fleet_full", replica, f"more than {MAX_REPLICAS} replicas")
-        else:
+        elif known is None or boot > known.boot:
             self._begin_life(replica, boot, hello)
+        elif boot == known.boot:
+            known.silent = False
+            if hello != known.hello:
+                self._admit(known, hello)
 
     def on_load(self, replica: str, boot: int, load: ReplicaLoad) -> None:
         """A heartbeat; it also tells whether the digest here is the newest."""
@@ -283,10 +279,6 @@ class Fleet:
         if old is not None and old.link_boot == boot:
             member.link_boot = boot
         self._members[replica] = member
-        self._boots[replica] = boot
-        self._boots.move_to_end(replica)
-        while len(self._boots) > 2 * MAX_REPLICAS:
-            self._boots.popitem(last=False)
         self._admit(member, hello)
 
     def _admit(self, member: Member, hello: ReplicaHello) -> None:
