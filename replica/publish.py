@@ -97,8 +97,7 @@ class Publisher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=CLOSE_S)
-        for subscription in self._subscriptions:
-            await subscription.close()
+        await self._unsubscribe()
         if not self.superseded:
             await self._say("bye", ReplicaBye(reason=reason))
 
@@ -143,6 +142,11 @@ class Publisher:
             except Exception:
                 self.failures += 1
                 log.exception("publishing failed; readers will see a gap and ask again")
+        await self._unsubscribe()
+
+    async def _unsubscribe(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.close()
 
     def _paced_s(self, busy_ms: float) -> float:
         return busy_ms / 1e3 * (1.0 if self._busy else IDLE_FACTOR)
@@ -169,6 +173,7 @@ class Publisher:
         with contextlib.suppress(WireError):
             if unseal(payload).boot > self.boot and not self.superseded:
                 self.superseded = True
+                self._wake.set()
                 log.error("replica id %s has a newer holder: no longer publishing", self._id)
 
     async def _serve_snapshot(self, payload: bytes) -> bytes:
