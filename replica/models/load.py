@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from configs.model.weights import Weights
-from replica.models.linear import Linear
+from replica.models.kernels import Kernels, Linear
 from replica.models.llama import LayerWeights, LlamaWeights
 
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
     source: Weights
+    kernels: Kernels
     dtype: torch.dtype
     device: torch.device
 
@@ -31,8 +32,10 @@ class _Loader:
         """Matrices stacked along their outputs, in the model's dtype."""
         weight = self.stacked([f"{module}.weight" for module in modules], self.dtype)
         if not bias:
-            return Linear(weight)
-        return Linear(weight, self.stacked([f"{module}.bias" for module in modules], self.dtype))
+            return self.kernels.linear(weight)
+        return self.kernels.linear(
+            weight, self.stacked([f"{module}.bias" for module in modules], self.dtype)
+        )
 
     def norm(self, module: str) -> Tensor:
         """A norm's weight stays float32."""
@@ -46,30 +49,33 @@ class _Loader:
         query, key = self.norm(f"{attention}.q_norm"), self.norm(f"{attention}.k_norm")
         return torch.cat((query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1)))
 
-    def layer(self, index: int, next_norm: str) -> LayerWeights:
+    def layer(self, index: int) -> LayerWeights:
         name = f"model.layers.{index}"
         attention = f"{name}.self_attn"
         projections = (f"{attention}.{part}_proj" for part in ("q", "k", "v"))
         return LayerWeights(
+            attention_norm=self.norm(f"{name}.input_layernorm"),
             qkv=self.linear(*projections, bias=self.source.shape.qkv_bias),
             head_norm=self.head_norm(attention),
             output=self.linear(f"{attention}.o_proj"),
             mlp_norm=self.norm(f"{name}.post_attention_layernorm"),
-            gate_up=self.linear(f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"),
+            gated=self.kernels.gated(
+                self.stacked([f"{name}.mlp.gate_proj.weight"], self.dtype),
+                self.stacked([f"{name}.mlp.up_proj.weight"], self.dtype),
+            ),
             down=self.linear(f"{name}.mlp.down_proj"),
-            next_norm=self.norm(next_norm),
         )
 
 
-def load_llama(source: Weights, dtype: torch.dtype, device: torch.device) -> LlamaWeights:
+def load_llama(
+    source: Weights, kernels: Kernels, dtype: torch.dtype, device: torch.device
+) -> LlamaWeights:
     """All weights of a Llama-family model. Raises what `source` raises (ModelError)."""
-    load = _Loader(source, dtype, device)
-    layers = source.shape.layers
-    norms = [*(f"model.layers.{index}.input_layernorm" for index in range(layers)), "model.norm"]
+    load = _Loader(source, kernels, dtype, device)
     embedding = load.stacked(["model.embed_tokens.weight"], dtype)
     return LlamaWeights(
         embedding=embedding,
-        first_norm=load.norm(norms[0]),
-        layers=tuple(load.layer(index, norms[index + 1]) for index in range(layers)),
-        head=Linear(embedding) if source.shape.tied_head else load.linear("lm_head"),
+        layers=tuple(load.layer(index) for index in range(source.shape.layers)),
+        final_norm=load.norm("model.norm"),
+        head=kernels.linear(embedding) if source.shape.tied_head else load.linear("lm_head"),
     )

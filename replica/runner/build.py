@@ -12,12 +12,16 @@ from configs.model.weights import open_weights
 from configs.schema import ReplicaConfig
 from events.load import KVLayout
 from replica.attention.base import HeadShape, PagedAttention
+from replica.attention.cpu_native import NativePagedAttention
 from replica.attention.torch_paged import TorchPagedAttention
 from replica.models.llama import Llama
 from replica.models.load import load_llama
-from replica.models.ops import Ops, TorchOps
+from replica.models.kernels import Kernels
+from replica.models.native_kernels import NativeKernels
 from replica.models.rope import RopeTable
+from replica.models.torch_kernels import TorchKernels
 from replica.native.cpu import cpu_flags
+from replica.native.library import CompileError, load_library
 from replica.runner.pool import KVPool
 from replica.runner.runner import ModelRunner
 
@@ -63,11 +67,25 @@ def kv_layout(card: ModelCard, config: ReplicaConfig) -> KVLayout:
 
 def _kernels(
     card: ModelCard, config: ReplicaConfig, device: torch.device
-) -> tuple[PagedAttention, Ops]:
-    """Attention and the small operations, as the settings say."""
+) -> tuple[PagedAttention, Kernels]:
+    """Attention and the other kernels, as the settings say. Raises ConfigError."""
+    if config.kernel not in ("auto", "torch"):
+        raise ConfigError(f"kernel '{config.kernel}' is not one of auto, torch")
     shape = card.shape
     heads = HeadShape(shape.heads, shape.kv_heads, shape.head_dim)
-    return TorchPagedAttention(heads), TorchOps(shape.rms_eps)
+    plain = TorchPagedAttention(heads), TorchKernels(shape.rms_eps)
+    if config.kernel == "torch" or device.type != "cpu":
+        return plain
+    try:
+        library = load_library()
+    except CompileError as error:
+        log.warning("no native kernels, plain torch is used: %s", error)
+        return plain
+    amx = "amx_bf16" in cpu_flags()
+    kernels = NativeKernels(library, shape.rms_eps, amx=amx)
+    if not NativePagedAttention.supports(heads):
+        return plain[0], kernels
+    return NativePagedAttention(heads, library), kernels
 
 
 def build_runner(card: ModelCard, config: ReplicaConfig) -> ModelRunner:
@@ -79,13 +97,13 @@ def build_runner(card: ModelCard, config: ReplicaConfig) -> ModelRunner:
     dtype = _DTYPES[name]
     torch.set_num_threads(config.threads)
     context_tokens = min(config.context_tokens, shape.context_tokens)
-    attention, ops = _kernels(card, config, device)
+    attention, kernels = _kernels(card, config, device)
     log.info("model in %s on %s, %s kernels", name, device, attention.name)
     model = Llama(
-        load_llama(open_weights(card.path), dtype, device),
+        load_llama(open_weights(card.path), kernels, dtype, device),
         RopeTable.build(context_tokens, shape.head_dim, shape.rope_theta, device),
         attention,
-        ops,
+        kernels,
     )
     pool = KVPool(
         layers=shape.layers,

@@ -1,0 +1,46 @@
+"""What a model needs beside attention, as an interface: norms, and products with constant weights.
+
+The residual stream ("hidden") is float32; what enters a product is in the model's dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Linear(Protocol):
+    """x @ weight.T + bias for weight [out, in]; x is [rows, in] in the model's dtype."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, out] in the model's dtype."""
+
+    def floats(self, x: Tensor) -> Tensor:
+        """[rows, out] in float32."""
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+        """hidden (float32 [rows, out]) += the product, in place; the bias is left out."""
+
+
+class GatedLinear(Protocol):
+    """silu(x @ gate.T) * (x @ up.T), [rows, out] in the model's dtype."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Kernels(Protocol):
+    """One implementation for one device."""
+
+    def norm(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """Root-mean-square norm of hidden (float32 [..., size]) times weight (float32)."""
+
+    def head_norm(self, qkv: Tensor, weight: Tensor) -> None:
+        """Norm each of the leading heads of qkv [T, packed] in place; weight is [heads, dim]."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Prepare constant weights once; the tensors given are not kept where they are not used."""
+
+    def gated(self, gate: Tensor, up: Tensor) -> GatedLinear:
+        """Prepare the two halves of a gated product."""

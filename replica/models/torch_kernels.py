@@ -1,0 +1,88 @@
+"""The kernels in plain torch: the oracle of the native ones, and the fallback on any device.
+
+On a CPU the weights are laid out for oneDNN ahead of time, since plain `linear` does that again on
+every call; where this torch can't, plain `linear` it is.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+log = logging.getLogger(__name__)
+
+_ROWS_HINT = 64
+"""How many input rows the layout is made for; measured to matter little from 1 to 512."""
+
+
+def _prepack(weight: Tensor) -> Tensor | None:
+    """The weight in oneDNN's own layout, or None where that is not to be had."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return None
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+        probe = torch.zeros(2, weight.shape[1], dtype=weight.dtype)
+        torch.ops.mkldnn._linear_pointwise(probe, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError) as error:
+        log.warning("weights are not laid out ahead of time: %s", error)
+        return None
+    return packed
+
+
+class TorchLinear:
+    """See replica.models.kernels.Linear."""
+
+    __slots__ = ("_bias", "_packed", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._packed = _prepack(weight)
+        self._weight = weight if self._packed is None else None
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._packed is None:
+            return linear(x, self._weight, self._bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+    def floats(self, x: Tensor) -> Tensor:
+        return self(x).float()
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+        hidden += self(x)
+
+
+class TorchGated:
+    """See replica.models.kernels.GatedLinear."""
+
+    __slots__ = ("_both",)
+
+    def __init__(self, gate: Tensor, up: Tensor) -> None:
+        self._both = TorchLinear(torch.cat((gate, up)))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._both(x).float().chunk(2, dim=-1)
+        return (silu(gate) * up).to(x.dtype)
+
+
+class TorchKernels:
+    """See replica.models.kernels.Kernels; works on every device. `eps` is the norms' epsilon."""
+
+    def __init__(self, eps: float) -> None:
+        self._eps = eps
+
+    def norm(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        scale = hidden.pow(2).mean(-1, keepdim=True).add_(self._eps).rsqrt_()
+        return (hidden * scale * weight).to(dtype)
+
+    def head_norm(self, qkv: Tensor, weight: Tensor) -> None:
+        heads = qkv[:, : weight.numel()].unflatten(1, weight.shape)
+        heads.copy_(self.norm(heads.float(), weight, qkv.dtype))
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
+        return TorchLinear(weight, bias)
+
+    def gated(self, gate: Tensor, up: Tensor) -> TorchGated:
+        return TorchGated(gate, up)

@@ -1,0 +1,200 @@
+// What surrounds attention: norms, rotation and storing, and matrix products with what follows them.
+//
+// Plain C interface over raw pointers; `is_bf16` tells the element type. The caller guarantees
+// shapes, contiguous rows, and that no buffer is shared unless it says so.
+
+#include <algorithm>
+#include <cmath>
+
+#include "vec.h"
+
+namespace {
+
+// out[rows][size] = hidden / rms(hidden) * weight
+template <typename E>
+void norm(const float* hidden, const float* weight, E* out, long rows, long size, float eps) {
+    for (long row = 0; row < rows; ++row, hidden += size, out += size) {
+        f32x16 squares{};
+        for (long i = 0; i < size; i += WIDTH) {
+            f32x16 x = load_floats(hidden + i);
+            squares += x * x;
+        }
+        f32x16 scale = splat(1.0f / std::sqrt(sum(squares) / size + eps));
+        for (long i = 0; i < size; i += WIDTH)
+            store_floats(out + i, load_floats(hidden + i) * scale * load_floats(weight + i));
+    }
+}
+
+// Turns heads of qkv[rows][packed] in place: `turned` heads of `dim` by the row's position; then
+// copies keys and values (kv_heads each) to the row's slot.
+template <typename E>
+void rotate_and_store(E* qkv, const float* cos, const float* sin, const int64_t* positions,
+                      const int64_t* slots, E* keys, E* values, long rows, long heads,
+                      long kv_heads, long dim) {
+    long half = dim / 2, kv_size = kv_heads * dim;
+    for (long row = 0; row < rows; ++row, qkv += (heads + 2 * kv_heads) * dim) {
+        const float* c = cos + positions[row] * half;
+        const float* s = sin + positions[row] * half;
+        for (E* head = qkv; head < qkv + (heads + kv_heads) * dim; head += dim)
+            for (long i = 0; i < half; i += WIDTH) {
+                f32x16 left = load_floats(head + i), right = load_floats(head + half + i);
+                f32x16 ci = load_floats(c + i), si = load_floats(s + i);
+                store_floats(head + i, left * ci - right * si);
+                store_floats(head + half + i, right * ci + left * si);
+            }
+        const E* key = qkv + heads * dim;
+        std::memcpy(keys + slots[row] * kv_size, key, kv_size * sizeof(E));
+        std::memcpy(values + slots[row] * kv_size, key + kv_size, kv_size * sizeof(E));
+    }
+}
+
+// weight[columns][depth] to panels [columns / 32][depth / lane][32][lane]; missing columns are zero
+template <typename E>
+void pack(const E* weight, E* packed, long columns, long depth) {
+    for (long first = 0; first < columns; first += PANEL)
+        for (long k = 0; k < depth; k += LANE<E>)
+            for (long column = first; column < first + PANEL; ++column, packed += LANE<E>)
+                if (column < columns)
+                    std::memcpy(packed, weight + column * depth + k, sizeof(float));
+                else
+                    std::memset(packed, 0, sizeof(float));
+}
+
+template <typename Out>
+void store_some(Out* to, f32x16 value, long count) {
+    if (count >= WIDTH) return store_floats(to, value);
+    Out all[WIDTH];
+    store_floats(all, value);
+    if (count > 0) std::memcpy(to, all, count * sizeof(Out));
+}
+
+// What becomes of one row of a panel, `left` and `right` being its two halves.
+
+template <typename Out>
+struct Write {
+    static constexpr long columns = PANEL;
+    const float* bias;
+    void operator()(Out* to, f32x16 left, f32x16 right, long first, long count) const {
+        if (bias) {
+            left += load_floats(bias + first);
+            right += load_floats(bias + first + WIDTH);
+        }
+        store_some(to, left, count);
+        store_some(to + WIDTH, right, count - WIDTH);
+    }
+};
+
+struct Add {
+    static constexpr long columns = PANEL;
+    void operator()(float* to, f32x16 left, f32x16 right, long, long count) const {
+        if (count == PANEL) {
+            store_floats(to, load_floats(to) + left);
+            store_floats(to + WIDTH, load_floats(to + WIDTH) + right);
+        } else {
+            for (long i = 0; i < count; ++i) to[i] += i < WIDTH ? left[i] : right[i - WIDTH];
+        }
+    }
+};
+
+// silu(left) * right: the panel holds 16 columns of the gate, then the same 16 of the other factor
+template <typename Out>
+struct Gate {
+    static constexpr long columns = WIDTH;
+    void operator()(Out* to, f32x16 left, f32x16 right, long, long count) const {
+        f32x16 negative = -left;
+        negative = negative > 87.0f ? splat(87.0f) : negative;
+        store_some(to, left / (1.0f + exponential(negative)) * right, count);
+    }
+};
+
+template <int ROWS, typename E, typename Out, typename Then>
+inline void product_tile(const E* x, const E* panel, long depth, Out* out, long stride, long first,
+                         long count, const Then& then) {
+    f32x16 total[ROWS][2] = {};
+    multiply<ROWS, 2>(total, x, depth, panel, PANEL * LANE<E>, depth / LANE<E>);
+    for (int r = 0; r < ROWS; ++r)
+        then(out + r * stride + first, total[r][0], total[r][1], first, count);
+}
+
+constexpr long ROW_BLOCK = 128;  // rows of x that stay in the second-level cache
+
+// then(out[rows][columns], x[rows][depth] * packed). A number is summed in the same order whatever
+// the other rows are, so that it doesn't depend on them.
+template <typename E, typename Out, typename Then>
+void product(const E* x, const E* packed, Out* out, long rows, long columns, long depth,
+             const Then& then) {
+    long panels = (columns + Then::columns - 1) / Then::columns;
+#pragma omp parallel for collapse(2) schedule(static)
+    for (long block = 0; block < rows; block += ROW_BLOCK)
+        for (long index = 0; index < panels; ++index) {
+            const E* panel = packed + index * PANEL * depth;
+            long first = index * Then::columns, count = std::min(columns - first, Then::columns);
+            long row = block, end = std::min(rows, block + ROW_BLOCK);
+            auto tile = [&]<int ROWS>() {
+                product_tile<ROWS>(x + row * depth, panel, depth, out + row * columns, columns,
+                                   first, count, then);
+            };
+            for (; row + TILE_ROWS <= end; row += TILE_ROWS) tile.template operator()<TILE_ROWS>();
+            last_tile<TILE_ROWS - 1>(end - row, tile);
+        }
+}
+
+template <typename E>
+void any_product(const E* x, const E* packed, const float* bias, void* out, long rows, long columns,
+                 long depth, int then) {
+    enum { WRITE, WRITE_FLOAT, ADD_FLOAT, GATE };
+    switch (then) {
+        case WRITE:
+            return product(x, packed, (E*)out, rows, columns, depth, Write<E>{bias});
+        case WRITE_FLOAT:
+            return product(x, packed, (float*)out, rows, columns, depth, Write<float>{bias});
+        case ADD_FLOAT:
+            return product(x, packed, (float*)out, rows, columns, depth, Add{});
+        case GATE:
+            return product(x, packed, (E*)out, rows, columns, depth, Gate<E>{});
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void wr_norm(const void* hidden, const void* weight, void* out, long rows, long size, float eps,
+             int is_bf16) {
+    auto *h = (const float*)hidden, *w = (const float*)weight;
+    if (is_bf16)
+        norm(h, w, (bf16*)out, rows, size, eps);
+    else
+        norm(h, w, (float*)out, rows, size, eps);
+}
+
+void wr_rotate_and_store(void* qkv, const float* cos, const float* sin, const int64_t* positions,
+                         const int64_t* slots, void* keys, void* values, long rows, long heads,
+                         long kv_heads, long dim, int is_bf16) {
+    if (is_bf16)
+        rotate_and_store((bf16*)qkv, cos, sin, positions, slots, (bf16*)keys, (bf16*)values, rows,
+                         heads, kv_heads, dim);
+    else
+        rotate_and_store((float*)qkv, cos, sin, positions, slots, (float*)keys, (float*)values,
+                         rows, heads, kv_heads, dim);
+}
+
+// packed: the columns rounded up to whole panels
+void wr_pack(const void* weight, void* packed, long columns, long depth, int is_bf16) {
+    if (is_bf16)
+        pack((const bf16*)weight, (bf16*)packed, columns, depth);
+    else
+        pack((const float*)weight, (float*)packed, columns, depth);
+}
+
+// then: 0 writes in the dtype of x, 1 writes floats, 2 adds to floats, 3 gates. bias may be null;
+// it has as many floats as there are packed columns, and counts for 0 and 1 only.
+void wr_product(const void* x, const void* packed, const void* bias, void* out, long rows,
+                long columns, long depth, int then, int is_bf16) {
+    auto* b = (const float*)bias;
+    if (is_bf16)
+        any_product((const bf16*)x, (const bf16*)packed, b, out, rows, columns, depth, then);
+    else
+        any_product((const float*)x, (const float*)packed, b, out, rows, columns, depth, then);
+}
+}
