@@ -36,13 +36,14 @@ def _parts(spec: dict[str, Any]) -> _Parts:
     special = {row["content"]: row["id"] for row in rows if row["special"]}
     added = {row["content"]: row["id"] for row in rows if not row["special"]}
     model = spec["model"]
-    listed = {text: token for text, token in model["vocab"].items() if text not in special}
-    normal = {text: token for text, token in listed.items() if text not in added}
+    apart = special.keys() | added
+    normal = {text: token for text, token in model["vocab"].items() if text not in apart}
+    known = normal | added
     pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"])
-    merges = [[left, right] for left, right in pairs if left + right in listed]
+    merges = [[left, right] for left, right in pairs if {left, right, left + right} <= known.keys()]
     plain = spec | {
         # Added tokens stand in the vocabulary too, which keeps the library from renumbering them.
-        "model": model | {"vocab": normal | added, "merges": merges},
+        "model": model | {"vocab": known, "merges": merges},
         "added_tokens": [row for row in rows if not row["special"]],
         "post_processor": None,
         "truncation": None,

@@ -69,12 +69,12 @@ def _vocabularies(metadata: Metadata) -> tuple[dict[str, int], dict[str, int], d
     return normal, special, added
 
 
-def _merges(metadata: Metadata, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+def _merges(metadata: Metadata, known: Mapping[str, int]) -> list[tuple[str, str]]:
     """Pairs in order of rank. Those that touch a special token can never apply and are left out."""
     pairs = []
     for line in metadata.strings("tokenizer.ggml.merges"):
         left, _, right = line.partition(" ")
-        if left in vocab and right in vocab and left + right in vocab:
+        if left in known and right in known and left + right in known:
             pairs.append((left, right))
     return pairs
 
@@ -100,12 +100,12 @@ def build_tokenizer(metadata: Metadata, vocab_size: int) -> Tokenizer:
         raise ModelError(f"tokenizer model '{kind}' is not supported (only byte-level 'gpt2')")
     pre = metadata.string("tokenizer.ggml.pre", "unnamed")
     if pre not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
-        raise ModelError(f"pre-tokenizer '{pre}' is not supported (only {known})")
+        supported = ", ".join(PRE_TOKENIZERS)
+        raise ModelError(f"pre-tokenizer '{pre}' is not supported (only {supported})")
     vocab, specials, added = _vocabularies(metadata)
-    merges = _merges(metadata, vocab)
-    # Added tokens stand in the vocabulary too: that alone keeps the library from renumbering them.
-    model = BPE(vocab=vocab | added, merges=merges, ignore_merges=pre == "llama-bpe")
+    # Added tokens stand in the vocabulary too, which keeps the library from renumbering them.
+    known = vocab | added
+    model = BPE(known, _merges(metadata, known), ignore_merges=pre == "llama-bpe")
     backend = Backend(model)
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
     backend.add_tokens([AddedToken(text, normalized=False) for text in added])
