@@ -15,8 +15,10 @@ def check(value: Any, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise TemplateError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise TemplateError("the text holds half of a surrogate pair")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise TemplateError("the text holds half of a surrogate pair") from None
     elif isinstance(value, dict):
         for key, each in value.items():
             check(key, depth + 1)

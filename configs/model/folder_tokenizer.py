@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from configs.model.errors import ModelError
 from configs.model.safetensors import read_json
 from configs.model.text import ModelText, build_template, end_ids
-from configs.model.tokenizer import Tokenizer
+from configs.model.tokenizer import Tokenizer, with_all_bytes
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -29,7 +29,7 @@ class _Parts:
     added: dict[str, int]
 
 
-def _parts(spec: dict[str, Any]) -> _Parts:
+def _parts(spec: dict[str, Any], vocab_size: int) -> _Parts:
     rows = spec.get("added_tokens") or []
     if any(row.get("lstrip") or row.get("rstrip") for row in rows):
         raise ModelError("added tokens that strip the text beside them are not supported")
@@ -38,12 +38,12 @@ def _parts(spec: dict[str, Any]) -> _Parts:
     model = spec["model"]
     apart = special.keys() | added
     normal = {text: token for text, token in model["vocab"].items() if text not in apart}
-    known = normal | added
+    known = with_all_bytes(normal, vocab_size) | added
     pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"])
     merges = [[left, right] for left, right in pairs if {left, right, left + right} <= known.keys()]
     plain = spec | {
         # Added tokens stand in the vocabulary too, which keeps the library from renumbering them.
-        "model": model | {"vocab": known, "merges": merges},
+        "model": model | {"vocab": known, "merges": merges, "unk_token": None},
         "added_tokens": [row for row in rows if not row["special"]],
         "post_processor": None,
         "truncation": None,
@@ -66,7 +66,7 @@ def build_tokenizer(raw: str, vocab_size: int) -> Tokenizer:
         spec = json.loads(raw)
         if spec["model"].get("type", "BPE") != "BPE" or not _byte_level(spec["pre_tokenizer"]):
             raise ModelError("only byte-level BPE tokenizers are supported")
-        parts = _parts(spec)
+        parts = _parts(spec, vocab_size)
         backend = Backend.from_str(json.dumps(parts.plain))
         return Tokenizer(backend, parts.normal, parts.special, parts.added, vocab_size)
     except ModelError:

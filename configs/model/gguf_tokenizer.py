@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from configs.model.errors import ModelError
 from configs.model.metadata import Metadata
 from configs.model.text import ModelText, build_template, end_ids
-from configs.model.tokenizer import Tokenizer
+from configs.model.tokenizer import Tokenizer, with_all_bytes
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
@@ -104,7 +104,7 @@ def build_tokenizer(metadata: Metadata, vocab_size: int) -> Tokenizer:
         raise ModelError(f"pre-tokenizer '{pre}' is not supported (only {supported})")
     vocab, specials, added = _vocabularies(metadata)
     # Added tokens stand in the vocabulary too, which keeps the library from renumbering them.
-    known = vocab | added
+    known = with_all_bytes(vocab, vocab_size) | added
     model = BPE(known, _merges(metadata, known), ignore_merges=pre == "llama-bpe")
     backend = Backend(model)
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()

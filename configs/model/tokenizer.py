@@ -27,6 +27,16 @@ def byte_letters() -> list[str]:
 _TO_BYTE = {ord(letter): byte for byte, letter in enumerate(byte_letters())}
 
 
+def with_all_bytes(vocab: Mapping[str, int], vocab_size: int) -> dict[str, int]:
+    """`vocab`, and an id from `vocab_size` on for each byte that it lacks.
+
+    `Tokenizer` drops these ids. Without them the backend would leave out such a byte before it
+    merges, and so join what stood on its two sides.
+    """
+    lacking = [letter for letter in byte_letters() if letter not in vocab]
+    return {**vocab, **{letter: vocab_size + at for at, letter in enumerate(lacking)}}
+
+
 def _token_bytes(spelling: str) -> bytes:
     try:
         return spelling.translate(_TO_BYTE).encode("latin-1")
@@ -55,7 +65,8 @@ class Tokenizer:
         added: Mapping[str, int],
         vocab_size: int,
     ) -> None:
-        """`backend` knows `vocab` (byte-level spelling to id) and the ordinary `added` tokens.
+        """`backend` knows `vocab` (byte-level spelling to id) with all bytes, and the ordinary
+        `added` tokens.
 
         `specials` and `added` are spelt as plain text. `vocab_size` is the model's, which may be
         padded above the last token. Raises ModelError where the ids or spellings can't be right.
@@ -66,13 +77,15 @@ class Tokenizer:
         if "" in specials:
             raise ModelError("a special token has no spelling")
         self._backend = backend
+        self._lossy = any(letter not in vocab for letter in byte_letters())
         self._bytes = _table(vocab, {**added, **specials}, vocab_size)
         self.specials: Mapping[str, int] = dict(specials)
         self.special_ids = frozenset(specials.values())
         self.vocab_size = vocab_size
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, never a special one, no BOS. Lone surrogates are a ValueError."""
+        """Token ids of `text`, never a special one, no BOS. A byte that no token can spell is left
+        out. Lone surrogates are a ValueError."""
         if not text:
             return []
         # Unlike `encode`, the batch call lets go of the interpreter lock and skips offsets.
@@ -81,7 +94,7 @@ class Tokenizer:
         except TypeError:  # what the library says of text that UTF-8 can't carry
             raise ValueError("the text holds half of a surrogate pair") from None
         ids: list[int] = batch[0].ids
-        return ids
+        return [token for token in ids if token < self.vocab_size] if self._lossy else ids
 
     def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
         """Token ids of a rendered conversation."""

@@ -149,6 +149,20 @@ def test_folder_added_tokens_keep_their_ids(tmp_path: Path) -> None:
     assert tokenizer.decode([top]) == "<tool>"
 
 
+def test_a_byte_without_a_token_is_left_out_and_joins_nothing(tmp_path: Path) -> None:
+    write_tiny_folder(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    whole = load_card(tmp_path).tokenizer
+    spec["model"]["vocab"]["lost"] = spec["model"]["vocab"].pop("!")
+    spec["model"]["unk_token"] = "<|endoftext|>"
+    path.write_text(json.dumps(spec))
+    tokenizer = load_card(tmp_path).tokenizer
+    assert tokenizer.encode("t!he") == whole.encode("t") + whole.encode("he")
+    assert len(tokenizer.encode("the")) < len(whole.encode("t!he"))
+    assert tokenizer.encode("!") == []
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
