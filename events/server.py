@@ -113,6 +113,8 @@ class EmbeddedNats:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
+            # Ctrl-C in the parent's terminal is the parent's to handle.
+            start_new_session=True,
         )
         try:
             await asyncio.wait_for(self._until_ready(), timeout_s)
@@ -123,6 +125,11 @@ class EmbeddedNats:
     async def healthy(self) -> bool:
         """Whether our own child answers on the port."""
         return self.running and await _server_name(self.port) == self._name
+
+    async def wait_ended(self) -> None:
+        """Until the child is gone, for whatever reason; at once when none runs."""
+        if self._process is not None:
+            await self._process.wait()
 
     async def stop(self, timeout_s: float = 3.0) -> None:
         """SIGTERM, then SIGKILL; idempotent."""

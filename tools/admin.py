@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from tools.cli import CommandError
+from tools.errors import CommandError
 
 
 class AdminClient:

@@ -7,15 +7,13 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from tools.errors import CommandError
+
 COMMANDS = {
     "up": ("tools.up", "start nats-server, replicas and the gateway on this machine"),
     "warm": ("tools.warm", "make prompts warm on k replicas, and prove it"),
     "bench": ("tools.bench.cli", "measure: the routing demo, the engine, single parts"),
 }
-
-
-class CommandError(Exception):
-    """What the user must know; printed as one line, exit status 1."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,3 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from configs.load import ConfigError, load_cluster
 from tools.admin import AdminClient
-from tools.cli import CommandError
+from tools.errors import CommandError
 from tools.up.state import default_folder, read_keys
 
 MAX_FILE_BYTES = 64 * 1024 * 1024

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import load_cluster
-from tools.cli import CommandError
+from tools.errors import CommandError
 from tools.up.cluster import UpOptions, check_port_free, cluster_config
 from tools.up.state import lock, open_state, read_keys, sha256_hex, write_cluster
 

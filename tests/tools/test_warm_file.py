@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.cli import CommandError
+from tools.errors import CommandError
 from tools.warm import read_prompts
 
 

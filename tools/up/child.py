@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tools.cli import CommandError
+from tools.errors import CommandError
 
 STOP_S = 25.0
 """How long a child may drain before it is killed."""

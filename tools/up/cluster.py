@@ -21,7 +21,7 @@ from configs.schema import (
 )
 from events.errors import WarmrouteError
 from events.server import EmbeddedNats
-from tools.cli import CommandError
+from tools.errors import CommandError
 from tools.up.child import Child, RestartBudget
 from tools.up.state import ClusterState, lock, open_state, sha256_hex, write_cluster
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.cli import CommandError
+from tools.errors import CommandError
 from tools.fetch import default_model
 from tools.up.cluster import LocalCluster, UpOptions
 from tools.up.state import default_folder

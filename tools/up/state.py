@@ -18,7 +18,7 @@ import msgspec
 import tomli_w
 
 from configs.schema import ClusterConfig
-from tools.cli import CommandError
+from tools.errors import CommandError
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):

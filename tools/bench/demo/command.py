@@ -22,7 +22,7 @@ from tools.bench.demo.client import ChatClient
 from tools.bench.demo.load import Load, arrivals, conversations
 from tools.bench.demo.report import plot, print_table, summary
 from tools.bench.demo.run import DemoRunner, PolicyRun
-from tools.cli import CommandError
+from tools.errors import CommandError
 from tools.up.state import default_folder, read_keys
 
 TENANTS = 8
