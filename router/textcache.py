@@ -51,11 +51,11 @@ class TextCache:
     def get(self, tenant: str, text: str) -> bytes | None:
         """The ids, or None."""
         shelf = self._shelves.get(tenant)
-        ids = None if shelf is None else shelf.entries.get(text)
-        if ids is not None:
-            shelf.entries.move_to_end(text)
-            self._shelves.move_to_end(tenant)
-        return ids
+        if shelf is None or text not in shelf.entries:
+            return None
+        shelf.entries.move_to_end(text)
+        self._shelves.move_to_end(tenant)
+        return shelf.entries[text]
 
     def put(self, tenant: str, text: str, ids: bytes) -> None:
         """Remember, the newest wins; what is too large for a tenant is left out."""

@@ -85,7 +85,7 @@ class _Message(msgspec.Struct):
     content: str
     role: str = "assistant"
     refusal: str | None = None
-    annotations: list = []
+    annotations: list[str] = []
 
 
 class _Logprobs(msgspec.Struct):

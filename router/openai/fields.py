@@ -112,9 +112,10 @@ def one_of(*allowed: str) -> Reader:
     check = string()
 
     def read(path: str, value: Any) -> str:
-        if check(path, value) not in allowed:
+        text: str = check(path, value)
+        if text not in allowed:
             raise faults.not_one_of(path, allowed)
-        return value
+        return text
 
     return read
 

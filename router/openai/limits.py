@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from configs.model.card import ModelCard
 from configs.model.errors import TemplateError
@@ -12,8 +13,9 @@ from router.openai.schema import Limits
 _CALL = {"id": "call", "type": "function", "function": {"name": "probe", "arguments": "{}"}}
 
 
+@lru_cache(maxsize=8)
 def _shows_tool_calls(template: ChatTemplate) -> bool:
-    """Whether a past call makes any difference to what the model reads."""
+    """Whether a past call makes any difference to what the model reads; tried once per template."""
     user = {"role": "user", "content": "x"}
     plain = {"role": "assistant", "content": ""}
     try:

@@ -65,7 +65,7 @@ class TokenTexts:
         """What stands before and after the number in a chat entry."""
         raw = self._tokenizer.token_bytes(token_id)
         shown = to_json(raw.decode("utf-8", "replace"))
-        exact = b"null" if self._special(token_id) else to_json(list(raw))
+        exact = to_json(list(self.raw(token_id)))
         return b'{"token":' + shown + b',"logprob":', b',"bytes":' + exact
 
     def chat_entries(self, entries: Sequence[TokenLogprob]) -> bytes:

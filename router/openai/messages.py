@@ -8,6 +8,7 @@ from router.openai import faults
 from router.openai.fields import (
     Field,
     Reader,
+    Table,
     array,
     mapping,
     nested,
@@ -33,7 +34,8 @@ def _part(path: str, value: Any) -> str:
     kind = string()(f"{path}.type", part.get("type"))
     if kind != "text":
         raise faults.unsupported_value(f"{path}.type", "must be 'text': this model reads text only")
-    return walk(part, _TEXT_PART, path)["text"]
+    text: str = walk(part, _TEXT_PART, path)["text"]
+    return text
 
 
 _parts = array(_part, _CONTENT, _MAX_PARTS, minimum=1)
@@ -103,7 +105,7 @@ _BASE = {
 }
 _TEXT = {**_BASE, "content": Field("content", _content, True)}
 _TOOL = {**_TEXT, "tool_call_id": Field("tool_call_id", string(_MAX_ID_CHARS), True)}
-_ASSISTANT = {
+_ASSISTANT: Table = {
     **_BASE,
     "content": Field("content", _content),
     "tool_calls": Field(
@@ -115,7 +117,7 @@ _ASSISTANT = {
     "audio": faults.unsupported,
     "function_call": faults.unsupported,
 }
-_TABLES = {"tool": _TOOL, "assistant": _ASSISTANT}
+_TABLES: dict[str, Table] = {"tool": _TOOL, "assistant": _ASSISTANT}
 
 
 def _message(path: str, value: Any, tool_calls: bool) -> dict[str, Any]:
@@ -148,8 +150,11 @@ def tools(maximum: int) -> Reader:
     return array(_tool, "an array of objects", maximum, minimum=1)
 
 
-def tool_choice(path: str, value: Any) -> str:
-    """ "none" or "auto"; a forced call can't be promised without constrained decoding."""
+_tool_choice = one_of("none", "auto")
+
+
+def tool_choice(path: str, value: Any) -> Any:
+    """Whether tools are shown; a forced call can't be promised without constrained decoding."""
     if isinstance(value, dict) or value == "required":
         raise faults.unsupported_value(path, "can't force a call; 'none' and 'auto' are supported")
-    return one_of("none", "auto")(path, value)
+    return _tool_choice(path, value)

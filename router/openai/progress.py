@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from events.errors import CoreError, InvariantError
-from events.output import FINISH_LENGTH, FINISH_STOP, CoreDelta, Usage
+from events.output import FINISH_LENGTH, FINISH_STOP, CoreDelta, CoreFinish, Usage
 from router.openai.usage import UsageBody, total
 
 _CLEAN = (FINISH_STOP, FINISH_LENGTH)
@@ -67,15 +67,15 @@ class Progress:
         choice.token_ids.extend(delta.token_ids)
         choice.usage = delta.usage
         if delta.finish is not None:
-            self._finish(choice, delta)
+            self._finish(choice, delta.finish)
         return choice
 
-    def _finish(self, choice: Choice, delta: CoreDelta) -> None:
-        choice.finish = delta.finish.reason
+    def _finish(self, choice: Choice, finish: CoreFinish) -> None:
+        choice.finish = finish.reason
         if choice.finish in _CLEAN:
             self._open -= 1
         else:
-            self.error = delta.finish.error or ABORTED
+            self.error = finish.error or ABORTED
 
     def usage(self) -> UsageBody:
         """Counts so far, over all choices."""

@@ -237,7 +237,7 @@ def test_P10_a_special_token_has_no_bytes(card: ModelCard, texts: TokenTexts) ->
     deltas = [delta("", logprobs=(TokenLogprob(special, float("-inf")),), finish="length")]
     body = collect(request(logprobs=0), texts, deltas)
     (entry,) = body["choices"][0]["logprobs"]["content"]
-    assert (entry["bytes"], entry["logprob"]) == (None, -9999.0)
+    assert (entry["bytes"], entry["logprob"]) == ([], -9999.0)
     assert entry["token"] == "<|endoftext|>"
 
 

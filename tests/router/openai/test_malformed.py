@@ -70,15 +70,13 @@ SECRETS = [
 
 @PARSERS
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("secret", SECRETS)
-def test_O8_errors_do_not_repeat_values(
-    parse: Parse, field: str, secret: Any, limits: Limits
-) -> None:
+def test_O8_errors_do_not_repeat_values(parse: Parse, field: str, limits: Limits) -> None:
     body = chat_body if parse is parse_chat else completion_body
-    error = outcome(parse, body(**{field: secret}), limits)
-    # The name of an unknown parameter is the one thing that is echoed; values never are.
-    if error is not None and error.code != "unknown_parameter":
-        assert CANARY not in error.message + str(error.param)
+    for secret in SECRETS:
+        error = outcome(parse, body(**{field: secret}), limits)
+        # The name of an unknown parameter is the one thing that is echoed; values never are.
+        if error is not None and error.code != "unknown_parameter":
+            assert CANARY not in error.message + str(error.param)
 
 
 def test_O8_numbers_are_not_repeated_when_they_could_carry_text(limits: Limits) -> None:
