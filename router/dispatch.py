@@ -82,13 +82,17 @@ class RouteListener(Protocol):
 
 
 def unavailable(answer: NoReplica) -> UserError:
-    """Nobody can take the request now."""
+    """Nobody can take the request: too long for every replica, too late, or just now."""
+    if answer.reason == "too_long":
+        message = "no replica has room for a prompt and answer of this length"
+        return UserError(CoreError(status=400, message=message, code="context_length_exceeded"))
+    late = answer.reason == "deadline"
     return UserError(
         CoreError(
-            status=503,
-            message=f"no replica can take the request: {answer.reason}",
+            status=429 if late else 503,
+            message="every replica is too busy" if late else answer.reason,
             type="server_error",
-            code="no_replica",
+            code="overloaded" if late else "no_replica",
             retry_after_s=max(1.0, answer.retry_after_s),
         )
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from events.errors import UserError
+from events.errors import InvariantError, UserError
 from events.output import CoreDelta
 from router.dispatch import Attempt, Dispatcher, Job
 from router.errors import AttemptError, timeout_failure
@@ -80,6 +80,8 @@ class Run:
 
     async def next(self, idle_s: float) -> tuple[CoreDelta, ...]:
         """The next deltas, or () when nothing came within `idle_s`. Raises UserError."""
+        if self.done:
+            raise InvariantError("nothing comes after a complete answer")
         loop = asyncio.get_running_loop()
         wake_s = loop.time() + idle_s
         while True:

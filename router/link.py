@@ -136,15 +136,18 @@ class ReplicaLink:
         """Take the sink out of the table: what comes for it later is dropped and counted."""
         self._sinks.pop(sink.key, None)
 
-    async def clear_cache(self, timeout_s: float) -> int:
-        """Blocks that the replica dropped. Raises AttemptError or TimeoutError."""
+    async def clear_cache(self, timeout_s: float, limit_blocks: int | None = None) -> int:
+        """Blocks that the replica dropped; from now on it uses at most `limit_blocks`.
+
+        Raises AttemptError or TimeoutError.
+        """
         if not self.up:
             raise transport_failure("the replica is not connected")
         command_id = f"{self._identity.boot}-{next(self._command_ids)}"
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._commands[command_id] = answer
         try:
-            self._post(encode(ClearCache(command_id=command_id)))
+            self._post(encode(ClearCache(command_id=command_id, limit_blocks=limit_blocks)))
             async with asyncio.timeout(timeout_s):
                 return await answer
         finally:

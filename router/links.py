@@ -94,6 +94,11 @@ class Links:
         """Attempts in all tables."""
         return sum(link.in_flight for link in (*self._links.values(), *self._leaving.values()))
 
+    @property
+    def late_deltas(self) -> int:
+        """Deltas that came for nobody, on the links of now."""
+        return sum(link.counts["late_deltas"] for link in self.all())
+
     async def _follow(self) -> None:
         while True:
             try:

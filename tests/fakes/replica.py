@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 from aiohttp import WSMsgType, web
 
+from configs.model.card import ModelCard
 from events.errors import CoreError
 from events.feed import FeedListener
 from events.load import (
@@ -160,12 +161,7 @@ class FakeReplica:
         cluster_key: bytes = b"\1" * 32,
         boot: int = 1,
         script: Script = echo,
-        model: str = "tiny",
-        weights: str = "w",
-        tokenizer: str = "t",
-        template: str = "c",
-        context_tokens: int = 2048,
-        block_tokens: int = 16,
+        model: ModelCard | None = None,
     ) -> None:
         self.replica_id = replica_id
         self.boot = boot
@@ -181,7 +177,7 @@ class FakeReplica:
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
         self._heart: asyncio.Task[None] | None = None
-        self._identity = (model, weights, tokenizer, template, context_tokens, block_tokens)
+        self._model = model
         self._key_id = key_id(cluster_key)
         self.port = 0
 
@@ -208,20 +204,27 @@ class FakeReplica:
         return len(self._live)
 
     def hello(self) -> ReplicaHello:
-        model, weights, tokenizer, template, context, block = self._identity
+        """What a real replica of this model would say."""
+        card = self._model
+        assert card is not None
         return ReplicaHello(
-            model=model,
-            weights=weights,
-            tokenizer=tokenizer,
-            template=template,
+            model="tiny",
+            weights=card.weights_fingerprint,
+            tokenizer=card.tokenizer_fingerprint,
+            template=card.template_fingerprint,
             layout=KVLayout(
-                dtype="float32", layers=2, kv_heads=2, head_dim=16, block_tokens=block, rope="r"
+                dtype="float32",
+                layers=card.shape.layers,
+                kv_heads=card.shape.kv_heads,
+                head_dim=card.shape.head_dim,
+                block_tokens=16,
+                rope="plain",
             ),
             hash_version=HASH_VERSION,
             key_id=self._key_id,
             digest=DIGEST,
             link_url=self.url,
-            context_tokens=context,
+            context_tokens=card.shape.context_tokens,
             total_blocks=2048,
             max_running=32,
             device="cpu",
@@ -313,7 +316,10 @@ class FakeReplica:
         return ws
 
     async def _greet(self, ws: web.WebSocketResponse) -> bool:
-        frame = decode_router_frame((await ws.receive()).data)
+        message = await ws.receive()
+        if message.type is not WSMsgType.BINARY:
+            return False
+        frame = decode_router_frame(message.data)
         assert isinstance(frame, LinkHello)
         self.hellos.append(frame)
         if not hmac.compare_digest(frame.secret, self.secret):

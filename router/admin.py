@@ -1,0 +1,219 @@
+"""/router/*: what the router knows and decided, and the routes that change it (admin key)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from configs.model.errors import TemplateError
+from events.errors import CoreError, UserError
+from router.decisions import DecisionRecord
+from router.errors import AttemptError
+from router.http import read_body
+from router.link import ReplicaLink
+from router.openai import faults
+from router.openai.body import load_object
+from router.openai.fields import Field, Table, integer, string, walk
+from router.openai.messages import messages
+from router.policies import POLICIES
+from router.services import Services
+from router.textcache import pack
+from router.warm import Warmer
+
+MAX_LISTED = 1_000
+MAX_MESSAGES = 2_048
+CLEAR_TIMEOUT_S = 30.0
+
+_POLICY: Table = {"policy": Field("policy", string(64), required=True)}
+_TENANT: Table = {
+    "key": Field("key", string(512), required=True),
+    "scope": Field("scope", string(80)),
+}
+_PROMPT: Table = {
+    "messages": Field("messages", messages(MAX_MESSAGES, True)),
+    "prompt": Field("prompt", string(minimum=1)),
+}
+_WARM: Table = {
+    **_PROMPT,
+    "tenant": Field("tenant", string(64)),
+    "replicas": Field("replicas", integer(1, 4_096)),
+}
+_CLEAR: Table = {"limit_blocks": Field("limit_blocks", integer(1))}
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        status=status, body=msgspec.json.encode(value), content_type="application/json"
+    )
+
+
+def _not_found(what: str) -> UserError:
+    return UserError(CoreError(status=404, message=f"There is no such {what}.", code="not_found"))
+
+
+def _record(record: DecisionRecord) -> dict[str, Any]:
+    return {"decision": record.decision, "outcome": record.outcome}
+
+
+class Admin:
+    """Handlers of /router/*."""
+
+    def __init__(self, services: Services) -> None:
+        self._of = services
+        self._warmer = Warmer(services)
+
+    def routes(self) -> list[web.RouteDef]:
+        """To be added to the application."""
+        return [
+            web.get("/router/replicas", self.replicas),
+            web.get("/router/alarms", self.alarms),
+            web.get("/router/decisions", self.decisions),
+            web.get("/router/decisions/{id}", self.decision),
+            web.get("/router/policy", self.policy),
+            web.put("/router/policy", self.set_policy),
+            web.put("/router/tenants/{name}", self.put_tenant),
+            web.get("/router/public-prefixes", self.prefixes),
+            web.post("/router/public-prefixes", self.add_prefix),
+            web.post("/router/cache/clear", self.clear_caches),
+            web.post("/router/warm", self.warm),
+        ]
+
+    async def replicas(self, request: web.Request) -> web.Response:
+        """Everybody whom the fleet knows, with the state of the link."""
+        views = []
+        for view in self._of.fleet.replicas():
+            link = self._of.links.get(view.replica)
+            views.append(
+                {
+                    **msgspec.to_builtins(view),
+                    "link": link.state if link else "none",
+                    "in_flight": link.in_flight if link else 0,
+                }
+            )
+        return _json({"replicas": views})
+
+    async def alarms(self, request: web.Request) -> web.Response:
+        """Active alarms, and how often each was raised."""
+        alarms = self._of.fleet.alarms
+        now_s = time.monotonic()
+        active = [
+            {
+                "name": alarm.name,
+                "replica": alarm.replica,
+                "age_s": round(now_s - alarm.since_s, 3),
+                "count": alarm.count,
+                "detail": alarm.detail,
+            }
+            for alarm in alarms
+        ]
+        return _json({"alarms": active, "raised_total": dict(alarms.raised_total)})
+
+    async def decisions(self, request: web.Request) -> web.Response:
+        """The newest decisions, newest first; ?limit=."""
+        text = request.query.get("limit", "50")
+        limit = min(MAX_LISTED, int(text)) if text.isascii() and text.isdigit() else 50
+        records = self._of.brain.decisions.latest(limit)
+        return _json({"decisions": [_record(record) for record in records]})
+
+    async def decision(self, request: web.Request) -> web.Response:
+        """One decision with all its terms, and its outcome once there is one."""
+        record = self._of.brain.decisions.get(request.match_info["id"])
+        if record is None:
+            raise _not_found("decision (only the newest are kept)")
+        return _json(_record(record))
+
+    async def policy(self, request: web.Request) -> web.Response:
+        """The policy in force, and what else there is."""
+        return _json({"policy": self._of.brain.policy, "known": sorted(POLICIES)})
+
+    async def set_policy(self, request: web.Request) -> web.Response:
+        """{"policy": name}: from the next request on."""
+        name = (await self._read(request, _POLICY))["policy"]
+        if name not in POLICIES:
+            raise faults.not_one_of("policy", tuple(sorted(POLICIES)))
+        self._of.brain.set_policy(name)
+        return _json({"policy": name})
+
+    async def put_tenant(self, request: web.Request) -> web.Response:
+        """{"key": ..., "scope": "private"}: until the router ends."""
+        asked = await self._read(request, _TENANT)
+        tenant = self._of.tenants.put(
+            request.match_info["name"], asked["key"], asked.get("scope", "private")
+        )
+        return _json({"name": tenant.name, "scope": tenant.scope})
+
+    async def prefixes(self, request: web.Request) -> web.Response:
+        """Names and lengths, never texts."""
+        self._of.gate.check_admin(request.headers)
+        listed = [
+            {"name": prefix.name, "version": prefix.version, "tokens": prefix.length_tokens}
+            for prefix in self._of.prefixes
+        ]
+        return _json({"version": self._of.prefixes.version, "prefixes": listed})
+
+    async def add_prefix(self, request: web.Request) -> web.Response:
+        """{"messages": [...]} or {"prompt": "..."}: a head that all tenants share."""
+        asked = await self._read(request, _PROMPT)
+        prefix = self._of.prefixes.add(await self._head(asked))
+        return _json(
+            {"name": prefix.name, "version": prefix.version, "tokens": prefix.length_tokens}
+        )
+
+    async def clear_caches(self, request: web.Request) -> web.Response:
+        """Empty every linked replica's cache; answers when all of them have."""
+        limit_blocks = (await self._read(request, _CLEAR)).get("limit_blocks")
+        links = self._of.links.up()
+        cleared = await asyncio.gather(*(self._clear(link, limit_blocks) for link in links))
+        return _json({"replicas": cleared})
+
+    async def warm(self, request: web.Request) -> web.Response:
+        """{"tenant", "messages" or "prompt", "replicas": k}."""
+        asked = await self._read(request, _WARM)
+        tenant = self._of.tenants.named(asked.get("tenant", "anonymous"))
+        if tenant is None:
+            raise _not_found("tenant")
+        if "messages" in asked:
+            rendered = await self._of.renderer.chat(asked["messages"], tenant=tenant.name)
+        elif "prompt" in asked:
+            rendered = await self._of.renderer.prompt(asked["prompt"], tenant=tenant.name)
+        else:
+            raise faults.missing("messages")
+        probes = await self._warmer.warm(tenant, rendered.ids, asked.get("replicas", 1))
+        return _json({"tenant": tenant.name, "replicas": probes})
+
+    async def _read(self, request: web.Request, table: Table) -> dict[str, Any]:
+        """The body of a route that changes something: key first, then the content."""
+        self._of.gate.check_admin(request.headers)
+        body = await read_body(request)
+        return walk(load_object(body), table) if body else walk({}, table)
+
+    async def _head(self, asked: dict[str, Any]) -> bytes:
+        """Ids of a prompt's head: without what a template adds to ask for an answer."""
+        if "prompt" in asked:
+            return (await self._of.renderer.prompt(asked["prompt"], tenant="")).ids
+        if "messages" not in asked:
+            raise faults.missing("messages")
+        card = self._of.card
+
+        def tokenise() -> bytes:
+            segments = card.template.render(asked["messages"], add_generation_prompt=False)
+            return pack(card.tokenizer.encode_segments(segments))
+
+        try:
+            return await asyncio.to_thread(tokenise)
+        except TemplateError:
+            message = "the model's chat template refuses these messages"
+            raise faults.refusal(message, param="messages", code="invalid_value") from None
+
+    async def _clear(self, link: ReplicaLink, limit_blocks: int | None) -> dict[str, Any]:
+        try:
+            blocks = await link.clear_cache(CLEAR_TIMEOUT_S, limit_blocks)
+        except (AttemptError, TimeoutError):
+            message = f"replica {link.target.replica} did not answer"
+            error = CoreError(status=503, message=message, type="server_error", code="no_answer")
+            raise UserError(error) from None
+        return {"replica": link.target.replica, "blocks": blocks}

@@ -1,0 +1,137 @@
+"""The gateway's HTTP application: which route is answered by whom. Wires, decides nothing.
+
+`python -m router.app --config cluster.toml` runs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from events.errors import CoreError, UserError
+from router.admin import Admin
+from router.generate import Generator
+from router.http import add_ids, error_middleware
+from router.metrics import Metrics
+from router.openai import faults
+from router.services import Services
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Model(msgspec.Struct):
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "warmroute"
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+    object: str = "list"
+
+
+class _Status:
+    """/v1/models, /health, /ready, /metrics."""
+
+    def __init__(self, services: Services) -> None:
+        self._of = services
+        self._model = _Model(services.config.model.name, services.created)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{id}", self.model),
+            web.get("/health", self.health),
+            web.get("/ready", self.ready),
+            web.get("/metrics", self.metrics),
+        ]
+
+    async def models(self, request: web.Request) -> web.Response:
+        """What can be asked for."""
+        self._of.gate.authenticate(request.headers)
+        return _json(_Models([self._model]))
+
+    async def model(self, request: web.Request) -> web.Response:
+        """One model, or OpenAI's 404."""
+        self._of.gate.authenticate(request.headers)
+        name = request.match_info["id"]
+        if name != self._model.id:
+            raise faults.model_not_found(name)
+        return _json(self._model)
+
+    async def health(self, request: web.Request) -> web.Response:
+        """The process lives."""
+        return _json({"status": "ok"})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """A request that comes now could be routed."""
+        if not self._of.ready:
+            draining = self._of.lifecycle.draining
+            raise UserError(
+                CoreError(
+                    status=503,
+                    message="shutting down" if draining else "no replica is there yet",
+                    type="server_error",
+                    code="draining" if draining else "no_replica",
+                    retry_after_s=1.0,
+                )
+            )
+        return _json({"status": "ready", "replicas": len(self._of.links.up())})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus."""
+        return web.Response(body=self._of.metrics.text(), headers={"Content-Type": METRICS_TYPE})
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _register_gauges(services: Services) -> None:
+    metrics: Metrics = services.metrics
+    gate, links, fleet = services.gate, services.links, services.fleet
+    metrics.gauge("inflight_requests", "Requests inside", lambda: gate.requests)
+    metrics.gauge("inflight_tokens", "Tokens that they may come to", lambda: gate.tokens)
+    metrics.gauge("inflight_attempts", "Attempts on all links", lambda: links.in_flight)
+    metrics.gauge("links_up", "Links that requests can be sent on", lambda: len(links.up()))
+    metrics.gauge("replicas", "Replicas that the fleet knows", lambda: len(fleet))
+    metrics.gauge("alarms", "Active alarms", lambda: len(fleet.alarms))
+    metrics.gauge("index_bytes", "Memory of the digest index", lambda: fleet.index.nbytes)
+    metrics.gauge("late_deltas", "Deltas that nobody waited for", lambda: links.late_deltas)
+    metrics.gauge("tenants", "Tenants with a key", lambda: len(services.tenants))
+
+
+def build_app(services: Services, more_routes: Sequence[web.RouteDef] = ()) -> web.Application:
+    """The application; it starts and stops nothing."""
+    _register_gauges(services)
+    generator = Generator(services)
+    app = web.Application(
+        middlewares=[error_middleware(services.metrics)],
+        client_max_size=services.config.router.max_body_bytes,
+    )
+    app.on_response_prepare.append(add_ids)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", generator.chat),
+            web.post("/v1/completions", generator.completions),
+            *_Status(services).routes(),
+            *Admin(services).routes(),
+            *more_routes,
+        ]
+    )
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the gateway until it is told to stop; the exit status."""
+    from router.process import run
+
+    return run(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

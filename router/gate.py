@@ -1,0 +1,158 @@
+"""The door: who comes in, and how much may be inside at once."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from configs.schema import RouterConfig
+from events.errors import CoreError, UserError
+from router.tenants import Tenant, Tenants, hash_key
+
+ADMIN_HEADER = "x-warmroute-admin"
+MAX_WAIT_S = 60
+_RATE_HALF_LIFE_S = 10.0
+
+
+def _unauthorized(message: str, code: str | None) -> UserError:
+    return UserError(CoreError(status=401, message=message, code=code))
+
+
+def bearer(headers: Mapping[str, str]) -> str | None:
+    """The key of an Authorization header; None without one. Raises UserError (401)."""
+    value = headers.get("Authorization")
+    if value is None:
+        return None
+    scheme, _, key = value.partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise _unauthorized("The Authorization header must be 'Bearer <key>'.", "invalid_api_key")
+    return key.strip()
+
+
+class DrainRate:
+    """How fast tokens leave: an exponentially decaying count per second."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._count = 0.0
+        self._at_s = clock()
+
+    def add(self, tokens: int) -> None:
+        """That many have left."""
+        self._decay()
+        self._count += tokens
+
+    def per_s(self) -> float:
+        """Tokens per second, lately."""
+        self._decay()
+        return self._count * math.log(2) / _RATE_HALF_LIFE_S
+
+    def _decay(self) -> None:
+        now_s = self._clock()
+        self._count *= 0.5 ** ((now_s - self._at_s) / _RATE_HALF_LIFE_S)
+        self._at_s = now_s
+
+
+class Gate:
+    """Keys and bounds. What comes in is counted until it has left."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        tenants: Tenants,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.requests = 0
+        self.tokens = 0
+        self._config = config
+        self._tenants = tenants
+        self._drained = DrainRate(clock)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Until nobody is inside; False when that takes too long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def authenticate(self, headers: Mapping[str, str]) -> Tenant:
+        """The tenant behind the key. Raises UserError (401)."""
+        key = bearer(headers)
+        if key is None and self._config.allow_anonymous:
+            return self._tenants.anonymous
+        if key is None:
+            message = "You didn't provide an API key: send it as 'Authorization: Bearer <key>'."
+            raise _unauthorized(message, None)
+        tenant = self._tenants.of_key(key)
+        if tenant is None:
+            raise _unauthorized("Incorrect API key provided.", "invalid_api_key")
+        return tenant
+
+    def check_admin(self, headers: Mapping[str, str]) -> None:
+        """Raises UserError: 403 where no admin key is configured, 401 for a wrong one."""
+        wanted = self._config.admin_key_sha256
+        if not wanted:
+            message = "this router has no admin key: its changing routes are closed"
+            raise UserError(CoreError(status=403, message=message, code="admin_closed"))
+        key = headers.get(ADMIN_HEADER) or bearer(headers) or ""
+        if not hmac.compare_digest(hash_key(key).hex(), wanted.lower()):
+            raise _unauthorized("The admin key is missing or wrong.", "invalid_api_key")
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one request. Raises UserError (503) over the bound."""
+        if self.requests >= self._config.max_connections:
+            raise UserError(
+                CoreError(
+                    status=503,
+                    message="too many requests at once",
+                    type="server_error",
+                    code="overloaded",
+                    retry_after_s=1.0,
+                )
+            )
+        self.requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.requests -= 1
+            if not self.requests:
+                self._idle.set()
+
+    @contextmanager
+    def admitted(self, tokens: int) -> Iterator[None]:
+        """Count the tokens that a request may come to. Raises UserError (413, 429)."""
+        limit = self._config.max_inflight_tokens
+        if tokens > limit:
+            message = f"the request may come to {tokens} tokens; {limit} are allowed at once"
+            raise UserError(CoreError(status=413, message=message, code="request_too_large"))
+        if self.tokens + tokens > limit:
+            raise self._full(self.tokens + tokens - limit)
+        self.tokens += tokens
+        try:
+            yield
+        finally:
+            self.tokens -= tokens
+            self._drained.add(tokens)
+
+    def _full(self, excess_tokens: int) -> UserError:
+        rate = self._drained.per_s()
+        wait_s = excess_tokens / rate if rate > 0 else 1.0
+        return UserError(
+            CoreError(
+                status=429,
+                message="too many tokens in flight",
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                retry_after_s=min(MAX_WAIT_S, max(1, math.ceil(wait_s))),
+            )
+        )

@@ -1,0 +1,138 @@
+"""One gateway, whole: made from its settings, model card and bus; started and stopped in order."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from configs.model.card import ModelCard
+from configs.schema import ClusterConfig
+from events.bus import Bus
+from events.feed import Feed
+from events.secrets import link_secret, parse_secret
+from router.address import AllowList
+from router.announce import Announcer
+from router.app import build_app
+from router.choose import RouterBrain
+from router.dash.server import Dashboard
+from router.dispatch import Dispatcher
+from router.expected import Expected
+from router.failover import RetryBudget
+from router.fleet import Fleet
+from router.gate import Gate
+from router.jobs import JobMaker
+from router.link import LinkTarget, RouterIdentity
+from router.links import Links
+from router.metrics import Metrics
+from router.openai.logprobs import TokenTexts
+from router.prefixes import PublicPrefixes
+from router.render import Renderer
+from router.services import Services
+from router.sink import SinkLimits
+from router.tenants import Tenants
+
+RENDER_THREADS = 2
+CLOSE_S = 2.0
+MAX_HEADER_BYTES = 16 * 1024
+
+_quiet = logging.getLogger("router.aiohttp")
+_quiet.addHandler(logging.NullHandler())
+_quiet.propagate = False
+
+
+class Gateway:
+    """Owns every part. `services` is what routes and tests look at."""
+
+    def __init__(self, config: ClusterConfig, card: ModelCard, bus: Bus) -> None:
+        self._config = config
+        self._executor = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
+        self._announcer = Announcer(bus, config.cluster, config.router.id)
+        self.services = self._wire(config, card)
+        self._feed = Feed(bus, config.cluster, self.services.fleet)
+        self._dashboard = Dashboard(bus, config.cluster)
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        host, port = self._runner.addresses[0][:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self) -> None:
+        """Listen, then follow the bus. Raises OSError when the address can't be used."""
+        app = build_app(self.services, self._dashboard.routes())
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=_quiet,
+            handler_cancellation=True,
+            shutdown_timeout=CLOSE_S,
+            max_field_size=MAX_HEADER_BYTES,
+        )
+        await self._runner.setup()
+        router = self._config.router
+        await web.TCPSite(self._runner, router.host, router.port, backlog=1_024).start()
+        await self.services.links.start()
+        await self._announcer.start()
+        await self._feed.start()
+        await self._dashboard.start()
+
+    async def drain(self) -> None:
+        """Say not-ready, then let what is inside finish, within the configured time."""
+        self.services.lifecycle.draining = True
+        await self.services.gate.wait_idle(self._config.router.drain_s)
+
+    async def close(self) -> None:
+        """End everything, last comers first."""
+        await self._dashboard.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await self._feed.close()
+        await self.services.links.close()
+        await self._announcer.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _wire(self, config: ClusterConfig, card: ModelCard) -> Services:
+        router, cluster_key = config.router, parse_secret(config.secret)
+        fleet = Fleet(Expected.of(card, config), time.monotonic)
+        brain = RouterBrain(
+            fleet,
+            router,
+            time.monotonic,
+            random.Random(),
+            on_decision=self._announcer.decided,
+            on_outcome=self._announcer.ended,
+        )
+        identity = RouterIdentity(router.id, brain.router_boot, link_secret(cluster_key))
+        links = Links(
+            lambda: [LinkTarget(name, *target) for name, target in fleet.targets().items()],
+            AllowList.of(config),
+            identity,
+            fleet.link_state,
+        )
+        tenants, prefixes, metrics = (
+            Tenants(cluster_key, config.tenants),
+            PublicPrefixes(),
+            Metrics(),
+        )
+        limits = SinkLimits(router.stream_buffer_bytes, router.slow_reader_s)
+        return Services(
+            config=config,
+            card=card,
+            fleet=fleet,
+            brain=brain,
+            links=links,
+            tenants=tenants,
+            gate=Gate(router, tenants),
+            prefixes=prefixes,
+            renderer=Renderer(card, self._executor),
+            texts=TokenTexts(card.tokenizer),
+            jobs=JobMaker(fleet, prefixes, cluster_key, config.model.name, router),
+            dispatcher=Dispatcher(brain, links, brain.router_boot, limits, metrics),
+            budget=RetryBudget(),
+            metrics=metrics,
+        )

@@ -1,0 +1,191 @@
+"""The two generating routes: from the body's bytes to the last byte of the answer.
+
+Everything that a request holds (tokens at the gate, reservations, attempts) is held by context
+managers, so a client that leaves at any stage, which cancels the handler, releases all of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from aiohttp import web
+
+from events.errors import CoreError, UserError
+from router.answers import Answers, Numbered
+from router.errors import AttemptError
+from router.failover import Run
+from router.http import log_unexpected, read_body, request_id
+from router.openai.chat import ChatCollector, ChatStream
+from router.openai.completions import CompletionCollector, CompletionStream
+from router.openai.errors import SERVER_ERROR
+from router.openai.parse import parse_chat, parse_completion
+from router.openai.progress import Progress
+from router.openai.sampling import to_sampling
+from router.openai.schema import ChatRequest, CompletionRequest, Limits
+from router.openai.stream import EventStream, new_head
+from router.render import RenderedPrompt
+from router.services import Services
+from router.sse import KEEP_ALIVE, EventWriter, ReaderGoneError
+from router.tenants import Tenant
+
+FOREVER_S = 86_400.0
+DRAIN_RETRY_S = 5.0
+
+
+def _mint_seed() -> int:
+    return secrets.randbits(62)
+
+
+class Generator:
+    """Handlers of POST /v1/chat/completions and /v1/completions."""
+
+    def __init__(self, services: Services) -> None:
+        self._of = services
+        self._model = services.config.model.name
+        self._fingerprint = f"fp_{services.card.weights_fingerprint[:10]}"
+        self._settings = services.config.router
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        with ExitStack() as held:
+            tenant, body = await self._enter(request, held)
+            asked = parse_chat(body, self.limits())
+            prompt = await self._of.renderer.chat(asked.messages, asked.tools, tenant=tenant.name)
+            answers = self._place(request, held, tenant, asked, [prompt])
+            kind = ChatStream if asked.stream else ChatCollector
+            head = new_head("chatcmpl", self._model, self._fingerprint)
+            reply = kind(head, asked, self._of.texts)
+            response = await self._reply(request, answers, reply)
+            self._remember(tenant, reply.progress)
+            return response
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions; several prompts are several runs."""
+        with ExitStack() as held:
+            tenant, body = await self._enter(request, held)
+            asked = parse_completion(body, self.limits())
+            render = self._of.renderer.prompt
+            prompts = [await render(prompt, tenant=tenant.name) for prompt in asked.prompts]
+            answers = self._place(request, held, tenant, asked, prompts)
+            kind = CompletionStream if asked.stream else CompletionCollector
+            head = new_head("cmpl", self._model, self._fingerprint)
+            return await self._reply(request, answers, kind(head, asked, self._of.texts))
+
+    def limits(self) -> Limits:
+        """What is accepted now; the smallest context anywhere counts."""
+        card, pool = self._of.card, self._of.jobs.pool()
+        contexts = [card.shape.context_tokens]
+        contexts += [replica.context_tokens for replica in self._of.config.replicas]
+        if pool is not None:
+            contexts.append(pool.context_tokens)
+        return Limits(
+            models=frozenset({self._model}),
+            context_tokens=min(contexts),
+            vocab=card.shape.vocab,
+            tools=card.template.supports_tools,
+            tool_calls=card.template.supports_tools,
+        )
+
+    async def _enter(self, request: web.Request, held: ExitStack) -> tuple[Tenant, bytes]:
+        if self._of.lifecycle.draining:
+            raise UserError(
+                CoreError(
+                    status=503,
+                    message="this gateway is shutting down",
+                    type="server_error",
+                    code="draining",
+                    retry_after_s=DRAIN_RETRY_S,
+                )
+            )
+        tenant = self._of.gate.authenticate(request.headers)
+        held.enter_context(self._of.gate.request())
+        return tenant, await read_body(request)
+
+    def _place(
+        self,
+        request: web.Request,
+        held: ExitStack,
+        tenant: Tenant,
+        asked: ChatRequest | CompletionRequest,
+        prompts: Sequence[RenderedPrompt],
+    ) -> Answers:
+        """Admit all prompts of the request or none; nothing is sent before the first `next`."""
+        context_tokens = self.limits().context_tokens
+        jobs = []
+        for number, prompt in enumerate(prompts):
+            sampling = to_sampling(asked, prompt.tokens, context_tokens, _mint_seed)
+            own_id = f"{request_id(request)}-{number}"
+            jobs.append(self._of.jobs.make(own_id, tenant, prompt.ids, sampling))
+        held.enter_context(self._of.gate.admitted(sum(job.cost_tokens for job in jobs)))
+        of = self._of
+        runs = [Run(job, of.dispatcher, of.budget, self._settings.retries) for job in jobs]
+        return held.enter_context(Answers(runs))
+
+    async def _reply(
+        self,
+        request: web.Request,
+        answers: Answers,
+        reply: EventStream | ChatCollector | CompletionCollector,
+    ) -> web.StreamResponse:
+        if isinstance(reply, EventStream):
+            return await self._stream(request, answers, reply)
+        while not answers.done:
+            for number, delta in await answers.next(FOREVER_S):
+                reply.feed(delta, number)
+        headers = answers.headers()
+        return web.Response(body=reply.body(), headers=headers, content_type="application/json")
+
+    async def _stream(
+        self, request: web.Request, answers: Answers, reply: EventStream
+    ) -> web.StreamResponse:
+        # An error before the first delta is still a plain HTTP answer.
+        first = await answers.next(self._settings.keepalive_s)
+        writer = EventWriter(request, self._settings.slow_reader_s)
+        try:
+            await writer.open(answers.headers())
+            await self._pump(writer, answers, reply, first)
+        except UserError as error:
+            cause = error.__cause__
+            self._of.metrics.stream_error(
+                cause.kind if isinstance(cause, AttemptError) else "other"
+            )
+            await writer.fail(reply.fail(error.error))
+        except ReaderGoneError as error:
+            self._of.metrics.stream_error(error.reason)
+        except Exception as error:
+            log_unexpected(error)
+            self._of.metrics.stream_error("internal")
+            await writer.fail(reply.fail(SERVER_ERROR))
+        return writer.response
+
+    async def _pump(
+        self, writer: EventWriter, answers: Answers, reply: EventStream, batch: list[Numbered]
+    ) -> None:
+        """Deltas to the socket until [DONE]; a comment whenever nothing else was sent for long."""
+        last_s = time.monotonic()
+        while True:
+            events = [event for number, delta in batch for event in reply.feed(delta, number)]
+            if events:
+                await writer.write(b"".join(events))
+            elif not batch:
+                await writer.write(KEEP_ALIVE)
+            if reply.done:
+                break
+            batch = await answers.next(self._settings.keepalive_s)
+            now_s = time.monotonic()
+            self._of.metrics.gap(now_s - last_s)
+            last_s = now_s
+        await writer.close()
+
+    def _remember(self, tenant: Tenant, progress: Progress) -> None:
+        """Keep the generated turns, so that the next request hits the cache with their ids."""
+        if progress.error is not None or not progress.done:
+            return
+        for choice in progress.choices:
+            ids = list(choice.token_ids)
+            while ids and ids[-1] in self._of.card.eos_ids:
+                ids.pop()
+            self._of.renderer.remember(tenant.name, choice.text, ids)

@@ -1,0 +1,75 @@
+"""From token ids to a job: the pool that serves the model, its block keys, the public cut."""
+
+from __future__ import annotations
+
+from configs.schema import RouterConfig
+from events.errors import CoreError, UserError
+from events.request import SamplingParams
+from kvstore.identity import chain
+from router.dispatch import Job
+from router.fleet import Fleet, Pool
+from router.prefixes import PublicPrefixes
+from router.tenants import Tenant
+
+
+class JobMaker:
+    """Knows the fleet's pools and the registered prefixes; keeps nothing."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        prefixes: PublicPrefixes,
+        cluster_key: bytes,
+        model: str,
+        config: RouterConfig,
+    ) -> None:
+        self._fleet = fleet
+        self._prefixes = prefixes
+        self._cluster_key = cluster_key
+        self._model = model
+        self._config = config
+
+    def pool(self) -> Pool | None:
+        """The pool that requests go to: the one with most linked replicas."""
+        return next(iter(self._fleet.pools().values()), None)
+
+    def make(
+        self,
+        request_id: str,
+        tenant: Tenant,
+        prompt: bytes,
+        sampling: SamplingParams,
+        pin: str | None = None,
+    ) -> Job:
+        """A job for `prompt` (u32 little endian). Raises UserError (503) while there is no pool."""
+        pool = self.pool()
+        if pool is None:
+            raise _nobody()
+        cut = self._prefixes.cut_blocks(prompt, pool.block_tokens)
+        return Job(
+            request_id=request_id,
+            tenant=tenant.name,
+            salt=tenant.salt,
+            model=self._model,
+            pool=pool.name,
+            block_tokens=pool.block_tokens,
+            prompt=prompt,
+            chain=chain(self._cluster_key, pool.namespace, tenant.salt, prompt, cut),
+            sampling=sampling,
+            public_cut_blocks=cut,
+            first_token_timeout_s=self._config.first_token_timeout_s,
+            timeout_s=self._config.request_timeout_s,
+            pin=pin,
+        )
+
+
+def _nobody() -> UserError:
+    return UserError(
+        CoreError(
+            status=503,
+            message="no replica of this model is there",
+            type="server_error",
+            code="no_replica",
+            retry_after_s=2.0,
+        )
+    )

@@ -1,0 +1,78 @@
+"""Prometheus metrics of the gateway. Every label comes from a fixed set, never from a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from events.decision import RouteDecision
+from router.route import Outcome
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Metrics:
+    """One registry per application; also a RouteListener."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        self._requests = self._counter(
+            "requests", "HTTP requests by route and status", "route", "status"
+        )
+        self._attempts = self._counter("attempts", "Attempts by how they ended", "status")
+        self._faults = self._counter("stream_errors", "Streams ended by an error", "cause")
+        self._decisions = self._counter("decisions", "Choices made")
+        self._retries = self._counter("retries", "Choices beyond the first of a request")
+        self._predicted = self._counter("predicted_cached_tokens", "Cached tokens as predicted")
+        self._cached = self._counter("cached_tokens", "Prompt tokens served from caches")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of answered requests")
+        self._completion = self._counter("completion_tokens", "Generated tokens")
+        self._ttft = self._histogram("ttft_seconds", "Dispatch to first token", _SECONDS)
+        self._duration = self._histogram("attempt_seconds", "Dispatch to end", _SECONDS)
+        self._gap = self._histogram("itl_seconds", "Between deltas of a stream", _GAPS)
+
+    def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """A value that is read when somebody scrapes."""
+        gauge = Gauge(f"warmroute_{name}", help_text, registry=self.registry)
+        gauge.set_function(read)
+
+    def answered(self, route: str, status: int) -> None:
+        """An HTTP request got its status."""
+        self._requests.labels(route, str(status)).inc()
+
+    def stream_error(self, cause: str) -> None:
+        """A stream that had begun ended with an error; `cause` is a kind of AttemptError."""
+        self._faults.labels(cause).inc()
+
+    def gap(self, seconds: float) -> None:
+        """Time between two deltas of a stream."""
+        self._gap.observe(seconds)
+
+    def decided(self, decision: RouteDecision) -> None:
+        """A choice was made."""
+        self._decisions.inc()
+        if decision.attempt > 1:
+            self._retries.inc()
+
+    def ended(self, decision: RouteDecision, outcome: Outcome) -> None:
+        """An attempt ended."""
+        self._attempts.labels(outcome.status).inc()
+        self._completion.inc(outcome.completion_tokens)
+        self._duration.observe(outcome.e2e_ms / 1000)
+        if outcome.ttft_ms is not None:
+            self._ttft.observe(outcome.ttft_ms / 1000)
+            self._predicted.inc(decision.predicted_cached_tokens)
+            self._cached.inc(outcome.cached_tokens)
+            self._prompt.inc(outcome.prompt_tokens)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"warmroute_{name}", help_text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"warmroute_{name}", help_text, buckets=buckets, registry=self.registry)

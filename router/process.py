@@ -1,0 +1,100 @@
+"""The gateway as a process: `python -m router.app --config cluster.toml [--die-with-parent]`.
+
+Prints `READY <url>` once the port is bound. SIGTERM and SIGINT drain: not ready at once, streams
+finish within the configured time, exit 0. Whatever can't work is one line on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from configs.load import load_cluster
+from configs.model.card import load_card
+from configs.schema import ClusterConfig
+from events.errors import WarmrouteError
+from events.nats import connect
+from events.secrets import parse_secret
+from events.subjects import check_id
+from router.gateway import Gateway
+
+_PR_SET_PDEATHSIG = 1
+_SPARE_FILES = 1_024
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="router.app", description="The OpenAI gateway.")
+    parser.add_argument("--config", type=Path, required=True, help="the cluster file (TOML)")
+    parser.add_argument("--die-with-parent", action="store_true", help="stop when the parent ends")
+    return parser.parse_args(argv)
+
+
+def _follow_parent(parent: int) -> None:
+    """SIGTERM for this process when its parent ends, however it ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            raise WarmrouteError("the parent has ended")
+
+
+def _raise_file_limit(connections: int) -> None:
+    """Each stream is a file: take what the system allows, as far as it is needed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _SPARE_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _load(path: Path) -> ClusterConfig:
+    config = load_cluster(path)
+    check_id(config.router.id)
+    parse_secret(config.secret)
+    return config
+
+
+async def _serve(config: ClusterConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    card = await asyncio.to_thread(load_card, Path(config.model.path))
+    name = config.router.id
+    bus = await connect(config.bus.url, config.bus.user, config.bus.password, name)
+    gateway = Gateway(config, card, bus)
+    try:
+        await gateway.start()
+        print(f"READY {gateway.url}", flush=True)
+        await stop.wait()
+        await gateway.drain()
+    finally:
+        await gateway.close()
+        await bus.close()
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 0 after a stop on request, 1 after anything else."""
+    parent = os.getppid()
+    options = _options(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    try:
+        if options.die_with_parent:
+            _follow_parent(parent)
+        config = _load(options.config)
+        _raise_file_limit(config.router.max_connections)
+        uvloop.run(_serve(config))
+    except (ValueError, OSError, WarmrouteError) as error:
+        print(f"router: {error}", file=sys.stderr)
+        return 1
+    return 0

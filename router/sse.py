@@ -1,0 +1,80 @@
+"""Writing a stream of server-sent events to a client that may be slow, or gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from aiohttp import web
+
+from events.errors import WarmrouteError
+
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class ReaderGoneError(WarmrouteError):
+    """The client can't be written to; `reason` is "client_gone" or "slow_reader"."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class EventWriter:
+    """One response. Each write has a deadline; a stream that fails never ends cleanly."""
+
+    def __init__(self, request: web.Request, deadline_s: float) -> None:
+        self.response = web.StreamResponse(headers=HEADERS)
+        self._request = request
+        self._deadline_s = deadline_s
+
+    async def open(self, headers: Mapping[str, str]) -> None:
+        """Send the head. Raises ReaderGoneError."""
+        self.response.headers.update(headers)
+        try:
+            await self.response.prepare(self._request)
+        except ConnectionError:
+            raise ReaderGoneError("client_gone") from None
+
+    async def write(self, data: bytes) -> None:
+        """Send, waiting while the socket is full. Raises ReaderGoneError."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self.response.write(data)
+        except TimeoutError:
+            self._break_off(at_once=True)
+            raise ReaderGoneError("slow_reader") from None
+        except ConnectionError:
+            raise ReaderGoneError("client_gone") from None
+
+    async def close(self) -> None:
+        """The clean end."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self.response.write_eof()
+        except (TimeoutError, ConnectionError):
+            self._break_off(at_once=True)
+
+    async def fail(self, events: Sequence[bytes]) -> None:
+        """The last event, then the connection breaks: no client can take it for a clean end."""
+        try:
+            if self.response.prepared and events:
+                await self.write(b"".join(events))
+        except ReaderGoneError:
+            return
+        self._break_off(at_once=False)
+
+    def _break_off(self, at_once: bool) -> None:
+        transport = self._request.transport
+        if transport is None:
+            return
+        if at_once:
+            transport.abort()
+        else:
+            # What was written is still sent, the terminating chunk is not.
+            transport.close()

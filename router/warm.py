@@ -1,0 +1,76 @@
+"""Making a prompt warm on chosen replicas for a tenant, and proving it by a probe."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+import mmh3
+
+from events.errors import CoreError, UserError
+from events.request import SamplingParams
+from router.dispatch import Job
+from router.failover import Run
+from router.services import Services
+from router.tenants import Tenant
+
+IDLE_S = 86_400.0
+ONE_TOKEN = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a request that follows finds on one replica."""
+
+    replica: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def _refusal(message: str, param: str) -> UserError:
+    return UserError(CoreError(status=400, message=message, param=param, code="invalid_value"))
+
+
+def rank(replicas: list[str], key: bytes) -> list[str]:
+    """The order in which replicas are taken for a prompt: the same for the same prompt."""
+    return sorted(replicas, key=lambda name: mmh3.hash64(name.encode() + key)[0])
+
+
+class Warmer:
+    """Runs one-token requests pinned to replicas, as the tenant."""
+
+    def __init__(self, services: Services) -> None:
+        self._of = services
+
+    async def warm(self, tenant: Tenant, prompt: bytes, replicas: int) -> list[Probe]:
+        """Warm on `replicas` linked replicas, then probe each. Raises UserError."""
+        model_job = self._of.jobs.make("warm", tenant, prompt, ONE_TOKEN)
+        names = [
+            view.replica
+            for view in self._of.fleet.replicas()
+            if view.linked and view.pool == model_job.pool and view.state != "draining"
+        ]
+        if not 1 <= replicas <= len(names):
+            raise _refusal(f"between 1 and {len(names)} replicas can be warmed", "replicas")
+        chosen = rank(names, model_job.chain.data[-16:])[:replicas]
+        return list(
+            await asyncio.gather(*(self._warm_one(tenant, prompt, name) for name in chosen))
+        )
+
+    async def _warm_one(self, tenant: Tenant, prompt: bytes, replica: str) -> Probe:
+        for _ in range(2):
+            job = self._of.jobs.make(
+                f"warm-{secrets.token_hex(8)}", tenant, prompt, ONE_TOKEN, pin=replica
+            )
+            probe = await self._run(job, replica)
+        return probe
+
+    async def _run(self, job: Job, replica: str) -> Probe:
+        with (
+            self._of.gate.admitted(job.cost_tokens),
+            Run(job, self._of.dispatcher, self._of.budget, 0) as run,
+        ):
+            while not run.done:
+                usage = (await run.next(IDLE_S))[-1].usage
+            return Probe(replica, usage.prompt_tokens, usage.cached_tokens)

@@ -1,0 +1,45 @@
+"""A whole gateway on a real socket over scripted replicas."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from configs.model.card import ModelCard, load_card
+from tests.router.gateway.house import House
+
+
+@pytest.fixture(scope="session")
+def tiny_card(tiny_model: Path) -> ModelCard:
+    """The card of the random model."""
+    return load_card(tiny_model)
+
+
+@pytest.fixture
+async def build(tiny_card: ModelCard) -> AsyncIterator[Callable]:
+    """`await build(replicas=2, **router settings)` gives a started House; closed afterwards."""
+    async with AsyncExitStack() as stack:
+
+        async def make(replicas: int = 2, **settings: object) -> House:
+            house = House(tiny_card, replicas, settings)
+            await stack.enter_async_context(house)
+            return house
+
+        yield make
+
+
+@pytest.fixture
+async def house(build: Callable) -> House:
+    """Two replicas, default settings."""
+    return await build()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    """A plain client."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield session
