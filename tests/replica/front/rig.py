@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from socket import SO_RCVBUF, SO_SNDBUF
 
 import aiohttp
 from aiohttp import web
@@ -119,7 +121,9 @@ class Rig:
         self.app = app
         self.engine = engine
         self.url = url
-        self.session = aiohttp.ClientSession()
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(socket_factory=lambda _: small_socket(SO_RCVBUF))
+        )
         self.sockets: list[aiohttp.ClientWebSocketResponse] = []
 
     async def dial(self, secret: str = SECRET, version: int = LINK_VERSION) -> RouterEnd:
@@ -159,6 +163,13 @@ class Rig:
         return not len(attempts) and not attempts.live_children
 
 
+def small_socket(option: int) -> socket.socket:
+    """A kernel buffer of few bytes, so that whoever stops reading is felt soon."""
+    small = socket.socket()
+    small.setsockopt(socket.SOL_SOCKET, option, 4096)
+    return small
+
+
 def served(mailbox_bytes: int) -> Served:
     vocabulary = ByteVocabulary((b"own f", b"ox"))
     return Served(
@@ -188,8 +199,9 @@ async def rig(
     app = build_front(engine, queue, served(mailbox_bytes), link, Patience(slow_s, progress_s))
     runner = app.runner()
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    door = small_socket(SO_SNDBUF)
+    door.bind(("127.0.0.1", 0))
+    await web.SockSite(runner, door).start()
     host, port = runner.addresses[0][:2]
     it = Rig(app, engine, f"http://{host}:{port}")
     try:

@@ -124,6 +124,19 @@ async def dial(session: aiohttp.ClientSession, url: str) -> tuple[RouterEnd, int
     return router, welcome.boot
 
 
+async def get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    async with session.get(url) as response:
+        return response.status, await response.text()
+
+
+def gone(pid: int) -> bool:
+    """Ended; a zombie that nobody reaps has an empty command line."""
+    try:
+        return not Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
+
+
 async def test_a_replica_serves_drains_and_says_bye(tmp_path: Path) -> None:
     model = write_tiny_gguf(tmp_path / "tiny.gguf")
     tokenizer = load_card(model).tokenizer
@@ -158,8 +171,7 @@ async def test_a_replica_serves_drains_and_says_bye(tmp_path: Path) -> None:
             assert 0 < cached < len(prompt)
             assert cached % 16 == 0
 
-            async with session.get(url + "/metrics") as response:
-                metrics = await response.text()
+            metrics = (await get(session, url + "/metrics"))[1]
             assert "warmroute_replica_attempts 0.0" in metrics
             assert "warmroute_replica_children 0.0" in metrics
 
@@ -168,7 +180,7 @@ async def test_a_replica_serves_drains_and_says_bye(tmp_path: Path) -> None:
             await router.send(Hold(request_id="long", attempt=1))
             process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(PATIENCE_S):
-                while (await session.get(url + "/ready")).status != 503:
+                while (await get(session, url + "/ready"))[0] != 503:
                     pass
             await router.send(request("late", prompt, **greedy))
             late = (await router.answer("late")).finish.error
@@ -237,7 +249,4 @@ async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
         assert any(line.startswith("READY") for line in lines), lines
         parent.kill()
         await end(parent)  # its pipes are the child's too: they close when the child has ended
-        assert (
-            not Path(f"/proc/{child}/cmdline").exists()
-            or not Path(f"/proc/{child}/cmdline").read_bytes()
-        ), "gone, or a zombie that nobody reaps"
+        assert gone(child)
