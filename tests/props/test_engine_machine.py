@@ -1,0 +1,243 @@
+"""Random words to pool, cache and scheduler; every promise is checked after every one of them.
+
+The machine may be in the middle of a step at any time: words that come then meet a late commit.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from replica.sched.invariants import check_scheduler
+from replica.sched.plan import ChildId, ExecutionPlan
+from tests.replica.cache.test_journal import replay
+from tests.replica.sched.rig import Bench, real_key, sampling, short_key, tokens_of
+
+
+class Driver:
+    """What both machines do, with the bookkeeping of who was ended from outside."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.plan: ExecutionPlan | None = None
+        self.ended: set[int] = set()
+        self.published: set[bytes] = set()
+
+    def add(self, family: int, length: int, wanted: int, skip: bool) -> ChildId:
+        prompt = (*tokens_of(family, length), *tokens_of(family + length % 2, 2))
+        params = sampling(wanted, temperature=0.5 if wanted % 3 == 0 else 0.0)
+        return self.bench.add(prompt, params, skip_cache_read=skip)
+
+    def begin(self) -> None:
+        if self.plan is None:
+            self.plan = self.bench.plan()
+
+    def end(self, fails: bool = False) -> None:
+        if self.plan is not None:
+            if fails:
+                self.bench.runner.faults.raise_on.add(self.plan.plan_id)
+            self.bench.finish_step(self.plan)
+            self.plan = None
+
+    def abort(self, child: ChildId) -> None:
+        if self.bench.finish(child) is None:
+            self.ended.add(child)
+        self.bench.scheduler.lifecycle.abort(child)
+        self.bench.collect()
+
+    def preempt(self, child: ChildId) -> None:
+        request = self.bench.scheduler.table.get(child)
+        if request is not None and request.state.name == "RUNNING":
+            self.bench.scheduler.lifecycle.preempt(request)
+
+    def check(self) -> None:
+        scheduler = self.bench.scheduler
+        check_scheduler(scheduler)
+        self.published = replay(self.published, scheduler.journal.drain())
+        assert self.published == set(scheduler.cache.nodes())
+
+    def drain(self) -> None:
+        """Let everybody end: right, but for those whom somebody ended."""
+        self.end()
+        for child in self.bench.specs:
+            self.bench.scheduler.lifecycle.resume(ChildId(child))
+        self.bench.run()
+        self.bench.assert_empty()
+        self.check()
+        for child, outputs in self.bench.outputs.items():
+            assert sum(output.finish is not None for output in outputs) == 1
+            if child in self.ended:
+                assert self.bench.finish(child) == "abort"
+            elif self.bench.finish(child) == "error":
+                error = outputs[-1].error
+                assert error is not None
+                assert error.code in ("engine_error", "context_length_exceeded")
+            else:
+                self.bench.assert_right(child)
+            wanted = self.bench.wanted(child)
+            assert self.bench.tokens(child) == wanted[: len(self.bench.tokens(child))]
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """The rules of hypothesis."""
+
+    children: Bundle[ChildId] = Bundle("children")
+
+    @initialize(
+        blocks=st.sampled_from([6, 9, 16, 40]),
+        step_tokens=st.sampled_from([2, 7, 30]),
+        seats=st.integers(1, 5),
+        horizon=st.sampled_from([1, 64]),
+        key=st.sampled_from([real_key, short_key]),
+    )
+    def start(self, blocks: int, step_tokens: int, seats: int, horizon: int, key: object) -> None:
+        self.driver = Driver(
+            Bench(
+                blocks,
+                3,
+                max_step_tokens=step_tokens,
+                max_running=seats,
+                horizon_tokens=horizon,
+                next_key=key,
+                eos=5,
+            )
+        )
+
+    @rule(
+        target=children,
+        family=st.integers(0, 2),
+        length=st.integers(1, 12),
+        wanted=st.integers(1, 9),
+        skip=st.booleans(),
+    )
+    def add(self, family: int, length: int, wanted: int, skip: bool) -> ChildId:
+        return self.driver.add(family, length, wanted, skip)
+
+    @rule()
+    def begin(self) -> None:
+        self.driver.begin()
+
+    @rule()
+    def commit(self) -> None:
+        self.driver.end()
+
+    @precondition(lambda self: self.driver.plan is not None)
+    @rule()
+    def fail(self) -> None:
+        self.driver.end(fails=True)
+
+    @rule(child=children)
+    def abort(self, child: ChildId) -> None:
+        self.driver.abort(child)
+
+    @rule(child=children)
+    def hold(self, child: ChildId) -> None:
+        self.driver.bench.scheduler.lifecycle.hold(child)
+
+    @rule(child=children)
+    def resume(self, child: ChildId) -> None:
+        self.driver.bench.scheduler.lifecycle.resume(child)
+
+    @rule(child=children)
+    def preempt(self, child: ChildId) -> None:
+        self.driver.preempt(child)
+
+    @rule()
+    def clear(self) -> None:
+        self.driver.bench.scheduler.cache.clear()
+
+    @invariant()
+    def promises(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.drain()
+
+
+def run_machine(examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def random_steps(seed: int, steps: int) -> None:
+    """The same words without shrinking, for long runs."""
+    rng = random.Random(seed)
+    bench = Bench(
+        rng.choice([8, 12, 24]),
+        3,
+        max_step_tokens=rng.choice([3, 8, 30]),
+        max_running=rng.randint(1, 6),
+        horizon_tokens=rng.choice([1, 8, 64]),
+        next_key=rng.choice([real_key, short_key]),
+        eos=5,
+    )
+    driver = Driver(bench)
+    children: list[ChildId] = []
+    done = 0
+    while done < steps:
+        word = rng.random()
+        if word < 0.15 and len(bench.scheduler.table) < 12:
+            child = driver.add(
+                rng.randrange(4), rng.randint(1, 14), rng.randint(1, 12), word < 0.01
+            )
+            children.append(child)
+        elif word < 0.22 and children:
+            driver.abort(rng.choice(children[-12:]))
+        elif word < 0.26 and children:
+            bench.scheduler.lifecycle.hold(rng.choice(children[-12:]))
+        elif word < 0.34 and children:
+            bench.scheduler.lifecycle.resume(rng.choice(children[-30:]))
+        elif word < 0.36 and children:
+            driver.preempt(rng.choice(children[-12:]))
+        elif word < 0.365:
+            bench.scheduler.cache.clear()
+        elif driver.plan is None:
+            driver.begin()
+        else:
+            driver.end(fails=rng.random() < 0.01)
+            done += 1
+        driver.check()
+    driver.drain()
+
+
+def test_c9_random_words_keep_every_promise() -> None:
+    run_machine(examples=60, steps=40)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_c9_random_steps(seed: int) -> None:
+    random_steps(seed, 250)
+
+
+@pytest.mark.slow
+def test_c9_random_words_at_length() -> None:
+    run_machine(examples=1_500, steps=80)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_c9_a_hundred_thousand_steps(seed: int) -> None:
+    random_steps(seed, 10_000)

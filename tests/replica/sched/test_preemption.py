@@ -1,0 +1,160 @@
+"""Preemption: from the far end, never what is planned, useful at once, bounded, and mostly a hit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import log2
+
+import pytest
+
+from tests.replica.sched.rig import Bench, sampling, tokens_of
+
+
+def test_the_last_in_order_gives_way_and_resumes_from_the_cache() -> None:
+    bench = Bench(total_blocks=8, block_tokens=4, horizon_tokens=1)
+    first = bench.add(tokens_of(1, 9), sampling(20))
+    second = bench.add(tokens_of(2, 9), sampling(20))
+    bench.run()
+    assert bench.scheduler.lifecycle.preemptions >= 1
+    assert bench.outputs[first][-1].recomputed_tokens == 0
+    bench.assert_right()
+    bench.assert_empty()
+    assert bench.cached(second) == 0
+
+
+def test_what_was_committed_is_found_again_when_room_is_left() -> None:
+    bench = Bench(total_blocks=32, block_tokens=4)
+    child = bench.add(tokens_of(1, 17), sampling(12))
+    for _ in range(6):
+        bench.step()
+    request = bench.scheduler.table.get(child)
+    assert request is not None
+    committed = request.committed
+    bench.scheduler.lifecycle.preempt(request)
+    bench.run()
+    assert bench.outputs[child][-1].recomputed_tokens == committed % 4
+    bench.assert_right()
+    bench.assert_empty()
+
+
+def test_a_preempted_request_with_a_row_in_flight_drains_and_keeps_its_token() -> None:
+    for then in ("nothing", "hold", "abort"):
+        bench = Bench()
+        child = bench.add(tokens_of(1, 6), sampling(9))
+        bench.step()
+        plan = bench.plan()
+        assert plan is not None
+        request = bench.scheduler.table.get(child)
+        assert request is not None
+        bench.scheduler.lifecycle.preempt(request)
+        assert request.state.name == "DRAINING"
+        if then != "nothing":
+            getattr(bench.scheduler.lifecycle, then)(child)
+        bench.finish_step(plan)
+        assert len(bench.tokens(child)) == (1 if then == "abort" else 2)
+        assert not request.blocks
+        bench.scheduler.lifecycle.resume(child)
+        bench.run()
+        if then != "abort":
+            bench.assert_right()
+        bench.assert_empty()
+
+
+@pytest.mark.parametrize("horizon_tokens", [1, 2, 8])
+@pytest.mark.parametrize("total_blocks", [12, 16, 23])
+def test_ping_pong_is_bounded(horizon_tokens: int, total_blocks: int) -> None:
+    bench = Bench(total_blocks, 4, horizon_tokens=horizon_tokens, max_step_tokens=64)
+    most = Counter[int]()
+    for seed in range(10):
+        bench.add(tokens_of(seed, 7), sampling(40))
+    while bench.scheduler.runnable:
+        bench.step()
+        for request in bench.scheduler.table:
+            most[request.child] = max(most[request.child], request.preemptions)
+    assert max(most.values()) <= log2(40 / horizon_tokens) + 2
+    bench.assert_right()
+    bench.assert_empty()
+
+
+def test_with_the_default_horizon_short_answers_are_never_preempted() -> None:
+    bench = Bench(16, 4, max_step_tokens=64)
+    for seed in range(12):
+        bench.add(tokens_of(seed, 7), sampling(30))
+    bench.run()
+    assert bench.scheduler.lifecycle.preemptions == 0
+    bench.assert_right()
+
+
+def test_a_request_that_outgrows_the_pool_alone_gets_a_clear_error() -> None:
+    bench = Bench(total_blocks=4, block_tokens=4)
+    big = bench.add(tokens_of(1, 10), sampling(50))
+    small = bench.add(tokens_of(2, 5), sampling(3))
+    bench.run()
+    last = bench.outputs[big][-1]
+    assert last.finish == "error"
+    assert last.error is not None
+    assert last.error.code == "context_length_exceeded"
+    assert "16" in last.error.message
+    # 16 positions of KV, and one token more that was sampled behind the last of them.
+    assert bench.tokens(big) == bench.wanted(big)[:7]
+    bench.assert_right(small)
+    bench.assert_empty()
+
+
+def test_two_that_share_the_whole_pool_do_not_wait_for_each_other() -> None:
+    bench = Bench(total_blocks=5, block_tokens=4, horizon_tokens=1)
+    prompt = tokens_of(1, 16)
+    first = bench.add((*prompt, 1), sampling(30))
+    second = bench.add((*prompt, 2), sampling(3))
+    third = bench.add((*prompt, 3), sampling(2))
+    bench.run()
+    assert bench.finish(first) == "error"
+    bench.assert_right(second, third)
+    bench.assert_empty()
+
+
+def test_victims_that_share_blocks_only_with_each_other_are_of_use() -> None:
+    bench = Bench(total_blocks=6, block_tokens=4, horizon_tokens=1, max_step_tokens=64)
+    first = bench.add(tokens_of(1, 4), sampling(14))
+    bench.step()
+    shared = tokens_of(2, 8)
+    twins = [bench.add((*shared, seed), sampling(2)) for seed in (1, 2)]
+    for twin in twins:
+        bench.step()
+        bench.scheduler.lifecycle.hold(twin)
+    bench.run()
+    bench.assert_right(first)
+    for twin in twins:
+        bench.scheduler.lifecycle.resume(twin)
+    bench.run()
+    bench.assert_right()
+    bench.assert_empty()
+
+
+def test_a_late_arrival_never_takes_from_an_earlier_one() -> None:
+    bench = Bench(total_blocks=10, block_tokens=4, horizon_tokens=1, max_step_tokens=64)
+    early = bench.add(tokens_of(1, 12), sampling(20))
+    for seed in range(2, 7):
+        bench.add(tokens_of(seed, 6), sampling(16))
+    bench.run()
+    assert bench.outputs[early][-1].recomputed_tokens == 0
+    finished = [
+        output.scheduled_s for output in (bench.outputs[child][-1] for child in range(2, 7))
+    ]
+    assert finished == sorted(finished)
+    bench.assert_right()
+
+
+def test_a_preempted_request_keeps_its_place_in_the_queue() -> None:
+    bench = Bench(total_blocks=16, block_tokens=4, max_running=2)
+    first, second = (bench.add(tokens_of(seed, 5), sampling(6)) for seed in (1, 2))
+    third = bench.add(tokens_of(3, 5), sampling(6))
+    bench.step()
+    request = bench.scheduler.table.get(second)
+    assert request is not None
+    bench.scheduler.lifecycle.preempt(request)
+    plan = bench.step()
+    assert plan is not None
+    assert [row.child for row in plan.rows] == [first, second]
+    bench.run()
+    bench.assert_right(first, second, third)
