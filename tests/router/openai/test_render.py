@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.model.card import ModelCard
@@ -47,6 +48,7 @@ MESSAGES = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(conversations=st.lists(MESSAGES, min_size=1, max_size=4))
 def test_R8_cached_equals_uncached(
     card: ModelCard, executor: ThreadPoolExecutor, conversations: list[list[dict]]
@@ -234,3 +236,12 @@ async def test_O8_a_refusal_of_the_template_quotes_nothing(
         )
     assert caught.value.error.status == 400
     assert "canary" not in caught.value.error.message
+
+
+async def test_a_bare_prompt_begins_as_the_model_wants(
+    card: ModelCard, executor: ThreadPoolExecutor
+) -> None:
+    renderer = Renderer(dataclasses.replace(card, bos_id=0), executor)
+    assert ids_of(await renderer.prompt("the", tenant="t")) == [0, *card.tokenizer.encode("the")]
+    assert ids_of(await renderer.prompt("", tenant="t")) == [0]
+    assert ids_of(await renderer.chat([USER], tenant="t")) == expected(card, [USER])
