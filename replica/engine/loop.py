@@ -30,8 +30,8 @@ from replica.sched.plan import ChildId, ExecutionPlan, Runner
 from replica.sched.refusals import engine_failure, queue_full
 from replica.sched.scheduler import NEVER_S, Scheduler
 
-MAX_FAILED_PLANS = 16
-"""Plans in a row that may fail before the device counts as lost."""
+MAX_FAILED_PLANS = 64
+"""Plans in a row that may fail before the device counts as lost: more than a few bad requests."""
 
 CLEAR_TIMEOUT_S = 60.0
 STALL_S = 0.01

@@ -2,7 +2,7 @@
 
 A good plan advances its rows, publishes the blocks that became full, and takes in the tokens. A
 failed plan counts as nothing computed: its rows are tried again, each alone, and the one that fails
-alone is refused. A row that is over meanwhile (aborted, past its deadline) is only settled.
+alone twice is refused. A row that is over meanwhile (aborted, past its deadline) is only settled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ NextKey = Callable[[bytes, bytes], bytes]
 """(parent, tokens as u32 little endian) to the key of the next block."""
 
 MAX_FAILURES = 4
-"""Failed plans that one request may be part of before it is refused in any case."""
+"""At this many a request is refused. A plan that fails counts once for each of its rows, and twice
+for a row that was alone in it; a suspect that succeeds alone starts from zero again."""
 
 
 class Committer:
@@ -55,9 +56,8 @@ class Committer:
         for row in plan.rows:
             request = self._land(row)
             request.computed = request.committed
-            request.failures += 1
-            alone = len(plan.rows) == 1 and request.failures > 1
-            if alone or request.failures >= MAX_FAILURES:
+            request.failures += 2 if len(plan.rows) == 1 else 1
+            if request.failures >= MAX_FAILURES:
                 self._lifecycle.refuse(request, engine_failure())
             elif request.state in (State.RUNNING, State.HELD):
                 request.suspect = True
@@ -79,7 +79,8 @@ class Committer:
         return request
 
     def _advance(self, request: Request, row: PlanRow, result: RowResult) -> None:
-        request.suspect = False
+        if request.suspect:
+            request.suspect, request.failures = False, 0
         request.committed = row.start + len(row.token_ids)
         self._publish(request)
         if row.sample is not None and result.token_id is not None and not request.over:

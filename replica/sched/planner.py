@@ -106,15 +106,15 @@ class Planner:
     def _reserve(self, request: Request, count: int, draft: Draft, place: int) -> int:
         """Get the blocks for `count` tokens; returns how many tokens they are good for."""
         missing = self._limits.blocks(request.computed + count) - len(request.blocks)
+        if missing <= 0:
+            return count
         while missing > self._cache.available:
             victim = self._victim(place)
             if victim is None:
                 break
             draft.preempted = True
             self._lifecycle.preempt(victim)
-        missing = min(missing, self._cache.available)
-        if missing > 0:
-            request.blocks += self._cache.allocate(missing)
+        request.blocks += self._cache.allocate(min(missing, self._cache.available))
         room = len(request.blocks) * self._limits.block_tokens - request.computed
         return min(count, room)
 

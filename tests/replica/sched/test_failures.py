@@ -99,6 +99,17 @@ def test_a_sampled_row_without_a_token_is_an_error_of_its_own() -> None:
     bench.assert_empty()
 
 
+def test_innocent_neighbours_of_many_culprits_get_through() -> None:
+    bench = Bench(total_blocks=128, max_step_tokens=64)
+    innocent = bench.add(tokens_of(1, 6), sampling(60))
+    for seed in range(2, 14):
+        bench.step()
+        bench.runner.faults.poison.add(bench.add(tokens_of(seed, 6)))
+    bench.run()
+    bench.assert_right(innocent)
+    bench.assert_empty()
+
+
 def test_a_suspect_that_is_preempted_or_held_stops_nobody() -> None:
     bench = Bench(total_blocks=64, max_step_tokens=64)
     children = [bench.add(tokens_of(seed, 6), sampling(6)) for seed in range(4)]

@@ -1,4 +1,4 @@
-"""Preemption: from the far end, never what is planned, useful at once, bounded, and mostly a hit."""
+"""Preemption: from the far end, useful at once, bounded, and resumed mostly from the cache."""
 
 from __future__ import annotations
 

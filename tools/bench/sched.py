@@ -1,0 +1,90 @@
+"""What the scheduler itself costs: CPU microseconds of plan and commit per step, without a model.
+
+python -m tools.bench.sched [--rows 32] [--context 2000] [--waiting 200] [--steps 400]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from functools import partial
+
+from events.request import SamplingParams
+from kvstore.identity import KeyChain, block_key
+from replica.engine.messages import EngineRequest
+from replica.sched.ledger import Limits
+from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, RowResult
+from replica.sched.scheduler import Scheduler
+
+BLOCK_TOKENS = 16
+_KEY = b"bench" * 4
+
+
+def request_of(child: int, prompt_tokens: int, max_tokens: int) -> EngineRequest:
+    """A child whose prompt nobody else has."""
+    prompt = tuple((child * 7919 + place) % 49_152 for place in range(prompt_tokens))
+    return EngineRequest(
+        child=ChildId(child),
+        prompt=prompt,
+        chain=KeyChain(b"", child.to_bytes(16, "little")),
+        params=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
+        seed=0,
+        eos_ids=frozenset({2}),
+        tenant="bench",
+        arrival_s=float(child),
+    )
+
+
+def result_of(plan: ExecutionPlan) -> ExecutionResult:
+    """Token 5 for everybody who asks."""
+    rows = tuple(RowResult(row.child, None if row.sample is None else 5) for row in plan.rows)
+    return ExecutionResult(plan_id=plan.plan_id, rows=rows, device_ms=20.0)
+
+
+def timed_step(scheduler: Scheduler) -> tuple[float, float]:
+    """Microseconds of one plan and of its commit."""
+    begin = time.thread_time()
+    plan = scheduler.plan(begin)
+    planned = time.thread_time()
+    if plan is None:
+        raise RuntimeError("nothing to plan")
+    result = result_of(plan)
+    executed = time.thread_time()
+    scheduler.commit(result)
+    scheduler.take_outputs()
+    return (planned - begin) * 1e6, (time.thread_time() - executed) * 1e6
+
+
+def measure(rows: int, context: int, waiting: int, steps: int) -> list[tuple[float, float]]:
+    """Decode steps of `rows` long requests, with `waiting` more in the queue."""
+    limits = Limits(
+        total_blocks=(context + steps + 64) // BLOCK_TOKENS * (rows + 2),
+        block_tokens=BLOCK_TOKENS,
+        context_tokens=1 << 20,
+        max_running=rows,
+        max_step_tokens=4_096,
+        max_waiting_tokens=1 << 30,
+    )
+    scheduler = Scheduler(limits, next_key=partial(block_key, _KEY))
+    for child in range(rows + waiting):
+        scheduler.add(request_of(child, context, steps + 10))
+    while len(scheduler.table.running) < rows or any(r.debt > 1 for r in scheduler.table.running):
+        timed_step(scheduler)
+    return [timed_step(scheduler) for _ in range(steps)]
+
+
+def main() -> None:
+    """Print one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("rows", 32), ("context", 2_000), ("waiting", 200), ("steps", 400)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    samples = measure(options.rows, options.context, options.waiting, options.steps)
+    for name, values in zip(("plan", "commit"), zip(*samples, strict=True), strict=True):
+        p99 = statistics.quantiles(values, n=100)[98]
+        print(f"{name:>6}  p50 {statistics.median(values):6.0f} us  p99 {p99:6.0f} us")
+
+
+if __name__ == "__main__":
+    main()
