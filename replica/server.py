@@ -113,28 +113,35 @@ def _load(config: Path, replica_id: str) -> Parts:
     cluster = load_cluster(config)
     replica = replica_of(cluster, check_id(replica_id))
     parse_secret(cluster.secret)
-    door = bind(replica.host, replica.port)
-    _say(f"model    reading {cluster.model.path}")
-    card = load_card(Path(cluster.model.path))
-    _say(f"runner   loading weights for {replica.device}")
+    with contextlib.ExitStack() as undo:
+        door = undo.enter_context(bind(replica.host, replica.port))
+        _say(f"model    reading {cluster.model.path}")
+        card = load_card(Path(cluster.model.path))
+        _say(f"runner   loading weights for {replica.device}")
+        layout, runner = _build(card, replica)
+        undo.pop_all()
+    return Parts(cluster, replica, card, layout, runner, door, config.parent / BOOT_FOLDER)
+
+
+def _build(card: ModelCard, replica: ReplicaConfig) -> tuple[KVLayout, Runner]:
     # Late: whoever only asks for --help, or has a bad file, need not wait for torch.
     from replica.runner.build import build_runner, kv_layout
 
-    layout = kv_layout(card, replica)
     try:
-        runner = build_runner(card, replica)
+        return kv_layout(card, replica), build_runner(card, replica)
     except RuntimeError as error:
         raise ConfigError(f"the model can't be set up: {str(error).splitlines()[0]}") from error
-    return Parts(cluster, replica, card, layout, runner, door, config.parent / BOOT_FOLDER)
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket that doesn't listen yet. Raises OSError that names the address."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        door = socket.socket(family, kind)
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(address)
+        with contextlib.ExitStack() as undo:
+            door = undo.enter_context(socket.socket(family, kind))
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            door.bind(address)
+            undo.pop_all()
     except OSError as error:
         raise OSError(f"{host}:{port} can't be used: {error.strerror or error}") from error
     return door

@@ -20,6 +20,7 @@ from events.request import LINK_VERSION, CoreRequest, LinkHello, SamplingParams
 from events.secrets import link_secret
 from events.wire import decode_replica_frame, encode
 from kvstore.identity import Namespace
+from replica.engine.messages import Engine
 from replica.front.app import FrontApp
 from replica.front.build import Patience, build_front
 from replica.front.check import Limits
@@ -116,7 +117,7 @@ class RouterEnd:
 class Rig:
     """The front, its engine, and its address."""
 
-    def __init__(self, app: FrontApp, engine: ScriptedEngine, url: str) -> None:
+    def __init__(self, app: FrontApp, engine, url: str) -> None:
         self.front = app.front
         self.app = app
         self.engine = engine
@@ -186,15 +187,22 @@ def served(mailbox_bytes: int) -> Served:
 async def rig(
     on_submit: OnSubmit = never,
     answers_aborts: bool = True,
+    engine_over: Callable[[StepQueue], Engine] | None = None,
     mailbox_bytes: int = 65_536,
     slow_s: float = 5.0,
     stall_s: float = 5.0,
     handshake_s: float = 5.0,
     progress_s: float = 30.0,
 ) -> AsyncIterator[Rig]:
-    """A served front; whatever the test did, nothing is left of it at the end."""
+    """A served front; whatever the test did, nothing is left of it at the end.
+
+    `engine_over` makes another engine than the scripted one over the sink.
+    """
     queue = StepQueue(asyncio.get_running_loop())
-    engine = ScriptedEngine(queue, on_submit, answers_aborts)
+    if engine_over is None:
+        engine = ScriptedEngine(queue, on_submit, answers_aborts)
+    else:
+        engine = engine_over(queue)
     link = LinkSettings("replica-0", 5, SECRET, handshake_s, heartbeat_s=30.0, stall_s=stall_s)
     app = build_front(engine, queue, served(mailbox_bytes), link, Patience(slow_s, progress_s))
     runner = app.runner()

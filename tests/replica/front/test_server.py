@@ -23,6 +23,7 @@ from events.request import LINK_VERSION, Hold, LinkHello, Resume
 from events.secrets import link_secret
 from events.server import EmbeddedNats
 from events.subjects import split
+from replica.server import main
 from tests.fakes.tiny_model import write_tiny_gguf
 from tests.replica.front.rig import RouterEnd, request
 
@@ -56,10 +57,10 @@ drain_s = 20.0
     return path
 
 
-async def spawn(config: Path, *more: str, replica: str = "replica-0") -> asyncio.subprocess.Process:
+async def spawn(config: Path, *more: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "replica.server", "--config", str(config), "--replica", replica, *more),
+        *("-m", "replica.server", "--config", str(config), "--replica", "replica-0", *more),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -210,7 +211,7 @@ async def test_a_replica_serves_drains_and_says_bye(tmp_path: Path) -> None:
         ("port", "can't be used"),
     ],
 )
-async def test_a_users_mistake_is_one_clear_line(tmp_path: Path, fault: str, says: str) -> None:
+def test_a_users_mistake_is_one_clear_line(tmp_path: Path, capsys, fault: str, says: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1] if fault == "port" else 0
         config = write_cluster(tmp_path, None, tmp_path / "nowhere.gguf", port)
@@ -221,8 +222,8 @@ async def test_a_users_mistake_is_one_clear_line(tmp_path: Path, fault: str, say
         elif fault == "bad secret":
             config.write_text(config.read_text().replace(SECRET, "canary"))
         replica = {"no replica": "other", "bad id": "a b"}.get(fault, "replica-0")
-        status, said = await end(await spawn(config, replica=replica))
-    assert status == 1
+        assert main(["--config", str(config), "--replica", replica]) == 1
+    said = capsys.readouterr().err
     assert says in said.splitlines()[-1]
     assert "Traceback" not in said
     assert "canary" not in said
