@@ -130,6 +130,7 @@ class RouterBrain:
         self.ledger.first_token(decision_id)
         replica = entry.decision.replica
         self.fleet.observe(replica, entry.boot, entry.prediction, cached_tokens, ttft_ms)
+        self.fleet.expect_shown(replica, entry.boot, entry.query.chain)
         self.fleet.replica_alive(replica, entry.boot)
 
     def finish(self, decision_id: str, outcome: Outcome) -> None:
@@ -224,13 +225,13 @@ class RouterBrain:
         self.optimistic.remember(
             decision.replica, decision.decision_id, query.chain, scored.digest_blocks, now_s + ttl_s
         )
-        prediction = Prediction(scored.digest_tokens, cached, scored.price.ttft_ms)
+        prediction = Prediction(cached, scored.price.ttft_ms)
         self._open[decision.decision_id] = _Open(
             decision, query, member.boot, prediction, expires_s
         )
 
     def _optimistic_ttl_s(self, scored: Scored) -> float:
-        if scored.digest_tokens is None or scored.member.trust.nothing_matches:
+        if not scored.digest_known or scored.member.trust.nothing_matches:
             return APPROXIMATE_TTL_S
         return OPTIMISTIC_TTL_S + 1e-3 * min(scored.price.ttft_ms, 1e3 * APPROXIMATE_TTL_S)
 

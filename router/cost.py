@@ -21,6 +21,8 @@ OWN_DECODE_WEIGHT = 0.1
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
 HARM_WEIGHT = 0.05
 OCCUPANCY_WEIGHT = 0.25
+CROWD_WEIGHT = 1
+MAX_OCCUPANCY_WEIGHT = 4.0
 """Who comes next waits for this prefill too: of two ways to the same TTFT the cheaper one wins, so
 siblings of a cold prefix wait for it rather than compute it everywhere."""
 
@@ -121,6 +123,7 @@ def price(
     cached_tokens: int,
     member: Member,
     at: Standing,
+    crowd_ms: float,
     now_s: float,
 ) -> Price:
     """The cost of the request on this replica. `score` is left 0: it needs the others."""
@@ -139,7 +142,7 @@ def price(
         prefill_ms=prefill_ms,
         transfer_ms=0.0,
         decode_share_ms=mixing_ms + _own_decode_ms(demand, at, member.decode),
-        harm_ms=(OCCUPANCY_WEIGHT + HARM_WEIGHT * max(0, at.rows)) * prefill_ms,
+        harm_ms=prefill_ms * (_occupancy(crowd_ms, cold_ms) + HARM_WEIGHT * max(0, at.rows)),
         eviction_ms=_eviction_ms(needed, demand.block_tokens, member, at),
         overload_ms=_overload_ms(demand, needed, member, at, now_s),
         lateness_ms=_lateness_ms(ttft_ms, demand.ttft_deadline_ms),
@@ -163,6 +166,13 @@ def cost_ms(terms: CandidateTerms) -> float:
         + terms.overload_ms
         + terms.lateness_ms
     )
+
+
+def _occupancy(crowd_ms: float, cold_ms: float) -> float:
+    """What a ms of the engine is worth to those who come next: more, when even the shortest queue
+    is long."""
+    crowding = CROWD_WEIGHT * crowd_ms / cold_ms if cold_ms > 0 else 0.0
+    return min(MAX_OCCUPANCY_WEIGHT, OCCUPANCY_WEIGHT + crowding)
 
 
 def _prefill_ms(prompt_tokens: int, cached_tokens: int, fit: PrefillFit) -> tuple[float, float]:

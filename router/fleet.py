@@ -13,18 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from events.load import DigestShape, ReplicaHello, ReplicaLoad
-from kvstore.identity import Namespace
+from kvstore.identity import KeyChain, Namespace
 from router.alarms import Alarms, Clock
 from router.expected import Expected, pool_name
 from router.fits import PoolPrior
 from router.index import DigestIndex
-from router.member import Member, ReplicaState, ReplicaView
+from router.member import Member, Proof, ReplicaState, ReplicaView
 from router.trust import Prediction
 
 MAX_REPLICAS = 4_096
 NO_EVENTS_AFTER_S = 10.0
 STALE_DIGEST_AFTER_S = 5.0
 CHECK_EVERY_S = 0.5
+PROOF_AFTER_S = 1.5
 SILENCE = "silent"
 """The feed's reason for a replica that just isn't heard any more."""
 
@@ -200,14 +201,15 @@ class Fleet:
         if member is None:
             return
         trust = member.trust
-        trust.observe(predicted, cached_tokens, ttft_ms, self._clock())
+        trust.observe(predicted, cached_tokens, ttft_ms)
         self._set(trust.false_hits, "false_hits", replica, f"trust {trust.value:.2f}")
-        self._set(
-            trust.nothing_matches,
-            "nothing_matches",
-            replica,
-            "its cache hits, its digest never says so: the ends name blocks differently",
-        )
+
+    def expect_shown(self, replica: str, boot: int, chain: KeyChain) -> None:
+        """This prompt was just computed there: its head must show in the digest before long. One
+        such proof per replica is under way at a time."""
+        member = self._current(replica, boot)
+        if member is not None and member.proof is None and len(chain):
+            member.proof = Proof(chain.halves()[:1], self._clock() + PROOF_AFTER_S)
 
     def on_fence(self, listener: FenceListener) -> None:
         """Register for the end of lives."""
@@ -325,6 +327,23 @@ class Fleet:
         self._set(silent, "no_events", member.replica, "alive, but its cache digest never came")
         stale = unknown_s is None and now_s - member.digest_at_s >= STALE_DIGEST_AFTER_S
         self._set(stale, "stale_digest", member.replica, "no word of its cache for seconds")
+
+        if member.proof is not None and now_s >= member.proof.due_s:
+            self._prove(member, member.proof)
+
+    def _prove(self, member: Member, proof: Proof) -> None:
+        """Only a digest that is known to be newer than the prompt can tell."""
+        member.proof = None
+        if not self.index.known(member.replica) or member.digest_at_s < proof.due_s - PROOF_AFTER_S:
+            return
+        shown = self.index.depths(member.pool, proof.head)[member.replica] > 0
+        member.trust.confirm(shown)
+        self._set(
+            member.trust.nothing_matches,
+            "nothing_matches",
+            member.replica,
+            "what it computed never shows in its digest: the two ends name blocks differently",
+        )
 
     def _set(self, on: bool, name: str, replica: str, detail: str) -> None:
         if on:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from events.load import DecodeFit, PrefillFit, ReplicaHello, ReplicaLoad
 from router.breaker import Breaker
 from router.trust import Trust
@@ -20,6 +22,14 @@ class ReplicaState(StrEnum):
     HEALTHY = "healthy"
     SUSPECT = "suspect"
     DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The head of a prompt that must be resident: uint64 (1, 2), to be looked for when due."""
+
+    head: np.ndarray
+    due_s: float
 
 
 class Member:
@@ -43,6 +53,7 @@ class Member:
         "misfits",
         "pool",
         "prefill",
+        "proof",
         "replica",
         "silent",
         "trust",
@@ -66,6 +77,7 @@ class Member:
         self.unknown_since_s: float | None = now_s
         self.link_boot: int | None = None
         self.silent = False
+        self.proof: Proof | None = None
         self.breaker = Breaker()
         self.trust = Trust()
 

@@ -22,15 +22,14 @@ MIN_MATCH_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A candidate and what the reservation needs of it. `digest_tokens` is None where the digest
-    is unknown."""
+    """A candidate and what the reservation needs of it."""
 
     candidate: Candidate
     member: Member
     price: Price
     cached_tokens: int
     digest_blocks: int
-    digest_tokens: int | None
+    digest_known: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,12 @@ class Scorer:
             else:
                 filtered.append(_without_terms(member, why, now_s))
         depths = self._depths(query) if fit else {}
-        scored = [self._score(query, demand, member, depths, now_s) for member in fit]
+        standings = [self._standing(member, now_s) for member in fit]
+        crowd_ms = min((at.queue_ms for at in standings), default=0.0)
+        scored = [
+            self._score(query, demand, member, at, depths, crowd_ms, now_s)
+            for member, at in zip(fit, standings, strict=True)
+        ]
         return Field(_ranked(scored), tuple(filtered))
 
     def _unfit(self, query: RouteQuery, member: Member, now_s: float) -> str | None:
@@ -94,12 +98,20 @@ class Scorer:
             self._fleet.index.remove(replica)
         return depths
 
+    def _standing(self, member: Member, now_s: float) -> Standing:
+        if member.load is not None:
+            seen = member.load.seen.get(self._router_boot, 0)
+            self._ledger.note_seen(member.replica, seen)
+        return standing(member, self._ledger.booked(member.replica), now_s)
+
     def _score(
         self,
         query: RouteQuery,
         demand: Demand,
         member: Member,
+        at: Standing,
         depths: dict[str, int],
+        crowd_ms: float,
         now_s: float,
     ) -> Scored:
         replica = member.replica
@@ -108,13 +120,9 @@ class Scorer:
         cached = _cached_tokens(query, blocks)
         if not cached:
             blocks = 0
-        if member.load is not None:
-            self._ledger.note_seen(replica, member.load.seen.get(self._router_boot, 0))
-        at = standing(member, self._ledger.booked(replica), now_s)
-        priced = price(demand, blocks, cached, member, at, now_s)
-        digest_tokens = _cached_tokens(query, digest) if replica in depths else None
+        priced = price(demand, blocks, cached, member, at, crowd_ms, now_s)
         candidate = _candidate(replica, blocks, at, priced.terms)
-        return Scored(candidate, member, priced, cached, digest, digest_tokens)
+        return Scored(candidate, member, priced, cached, digest, replica in depths)
 
 
 def _cached_tokens(query: RouteQuery, blocks: int) -> int:

@@ -1,8 +1,8 @@
 """How far a replica's predictions can be believed: predicted against actual cached tokens and TTFT.
 
 Owns trust in [0, 1], which scales the credit for a match, and what deserves the alarms
-`false_hits` (predicted hits don't happen) and `nothing_matches` (hits happen, but the digest never
-knows of them: the two ends don't speak of the same blocks).
+`false_hits` (predicted hits don't happen) and `nothing_matches` (what was surely computed there
+never shows in the digest: the two ends don't speak of the same blocks).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ LEARNING_RATE = 0.2
 MIN_SAMPLES = 5
 FALSE_HITS_BELOW = 0.5
 FALSE_HITS_OVER_ABOVE = 0.7
-UNSEEN_HITS_FOR_ALARM = 4
-UNSEEN_HIT_SPACING_S = 0.5
-"""Siblings of one burst hit before any digest can know: they count once."""
+HALF_WORTH_S = 5.0
+"""A prediction that waited so long says half as much: what it was about may have been evicted."""
+
+MISSES_FOR_ALARM = 4
+MAX_TTFT_RATIO = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What was said at decision time. `digest_tokens` leaves out the optimistic entries; None when
-    the digest was unknown."""
+    """What was said at decision time."""
 
-    digest_tokens: int | None
     cached_tokens: int
     ttft_ms: float
 
@@ -36,34 +36,28 @@ class Trust:
         self.samples = 0
         self.ttft_ratio = 1.0
         self.false_hits = False
-        self._unseen_hits = 0
-        self._unseen_hit_s = float("-inf")
+        self._misses = 0
 
     @property
     def nothing_matches(self) -> bool:
-        """The cache hits again and again, and never where the digest says so."""
-        return self._unseen_hits >= UNSEEN_HITS_FOR_ALARM
+        """Again and again, blocks that must be resident are not in the digest."""
+        return self._misses >= MISSES_FOR_ALARM
 
-    def observe(
-        self, predicted: Prediction, cached_tokens: int, ttft_ms: float, now_s: float
-    ) -> None:
+    def observe(self, predicted: Prediction, cached_tokens: int, ttft_ms: float) -> None:
         """A first token came: what had been predicted, and what the replica found cached."""
         if predicted.ttft_ms > 0:
-            self.ttft_ratio = _blend(self.ttft_ratio, min(ttft_ms / predicted.ttft_ms, 100.0))
-        if cached_tokens > 0:
-            self._match(predicted.digest_tokens, now_s)
+            ratio = min(ttft_ms / predicted.ttft_ms, MAX_TTFT_RATIO)
+            self.ttft_ratio = _blend(self.ttft_ratio, ratio, LEARNING_RATE)
         if predicted.cached_tokens > 0:
             self.samples += 1
             share = min(1.0, max(0, cached_tokens) / predicted.cached_tokens)
-            self.value = _blend(self.value, share)
+            worth = 0.5 ** (max(0.0, ttft_ms) / (1e3 * HALF_WORTH_S))
+            self.value = _blend(self.value, share, worth * LEARNING_RATE)
             self._judge()
 
-    def _match(self, digest_tokens: int | None, now_s: float) -> None:
-        if digest_tokens:
-            self._unseen_hits = 0
-        elif digest_tokens == 0 and now_s - self._unseen_hit_s >= UNSEEN_HIT_SPACING_S:
-            self._unseen_hits += 1
-            self._unseen_hit_s = now_s
+    def confirm(self, shown: bool) -> None:
+        """Whether the digest showed a prompt some time after its first token."""
+        self._misses = 0 if shown else self._misses + 1
 
     def _judge(self) -> None:
         if self.samples >= MIN_SAMPLES and self.value < FALSE_HITS_BELOW:
@@ -72,5 +66,5 @@ class Trust:
             self.false_hits = False
 
 
-def _blend(old: float, new: float) -> float:
-    return (1 - LEARNING_RATE) * old + LEARNING_RATE * new
+def _blend(old: float, new: float, rate: float) -> float:
+    return (1 - rate) * old + rate * new

@@ -45,7 +45,7 @@ def test_R1_holds_for_every_rule_that_looks_at_load(policy: str) -> None:
 def test_R1_reports_that_saw_part_of_a_burst_are_not_counted_twice() -> None:
     world = World(2)
     sent = [world.decide(keys) for keys in distinct(4)]
-    last = {replica: 0 for replica in ("r0", "r1")}
+    last = dict.fromkeys(("r0", "r1"), 0)
     for decision in sent:
         last[decision.replica] = decision.dispatch_seq
     for replica, seq in last.items():

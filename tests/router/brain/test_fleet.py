@@ -51,7 +51,7 @@ def test_two_layouts_are_two_pools() -> None:
     world = World(2)
     world.fleet.on_hello("b", 1, hello(layout=msgspec.structs.replace(LAYOUT, dtype="bfloat16")))
     pools = world.fleet.pools()
-    assert list(pools)[0] == POOL
+    assert next(iter(pools)) == POOL
     assert [pool.replicas for pool in pools.values()] == [("r0", "r1"), ("b",)]
     assert pools[POOL].block_tokens == 16
 

@@ -23,7 +23,7 @@ def spots(keys: KeyChain) -> np.ndarray:
 
 
 class IndexAgainstTwin(RuleBasedStateMachine):
-    """The twin counts positions, as a replica does; the index sees only what became set or clear."""
+    """The twin keeps whole chains; the index sees only positions that became set or clear."""
 
     replicas = st.sampled_from([f"r{number}" for number in range(70)])
     chains = st.sampled_from(CHAINS)

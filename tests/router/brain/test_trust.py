@@ -2,54 +2,75 @@
 
 from __future__ import annotations
 
-from router.trust import Prediction, Trust
+import pytest
+
+from router.trust import MISSES_FOR_ALARM, Prediction, Trust
+from tests.router.brain.kit import World, load, prompt
+
+WARM = Prediction(512, 100.0)
 
 
-def feed(trust: Trust, predicted: Prediction, cached_tokens: int, times: int) -> None:
-    for turn in range(times):
-        trust.observe(predicted, cached_tokens, 100.0, 100.0 * trust.samples + turn)
+def feed(trust: Trust, cached_tokens: int, times: int, ttft_ms: float = 100.0) -> None:
+    for _ in range(times):
+        trust.observe(WARM, cached_tokens, ttft_ms)
 
 
 def test_hits_that_happen_keep_trust() -> None:
     trust = Trust()
-    feed(trust, Prediction(512, 512, 100.0), 512, 20)
-    assert trust.value == 1.0
+    feed(trust, 512, 20)
+    assert trust.value == pytest.approx(1.0)
     assert not trust.false_hits
 
 
 def test_hits_that_do_not_happen_lose_it_and_later_ones_bring_it_back() -> None:
     trust = Trust()
-    feed(trust, Prediction(512, 512, 100.0), 0, 20)
+    feed(trust, 0, 20)
     assert trust.value < 0.05
     assert trust.false_hits
-    feed(trust, Prediction(512, 512, 100.0), 512, 20)
+    feed(trust, 512, 20)
     assert trust.value > 0.9
     assert not trust.false_hits
 
 
+def test_what_was_evicted_while_waiting_says_little() -> None:
+    trust = Trust()
+    feed(trust, 0, 20, ttft_ms=60_000.0)
+    assert trust.value > 0.99
+
+
 def test_a_cold_prompt_says_nothing_about_trust() -> None:
     trust = Trust()
-    feed(trust, Prediction(0, 0, 100.0), 0, 20)
-    assert trust.value == 1.0
-    assert not trust.nothing_matches
-
-
-def test_R8_a_cache_that_hits_where_the_digest_never_says_so_is_noticed() -> None:
-    trust = Trust()
-    feed(trust, Prediction(0, 0, 100.0), 512, 4)
-    assert trust.nothing_matches
-    trust.observe(Prediction(512, 512, 100.0), 512, 100.0, 1_000.0)
-    assert not trust.nothing_matches
-
-
-def test_R8_siblings_of_one_burst_count_once() -> None:
-    trust = Trust()
     for _ in range(20):
-        trust.observe(Prediction(0, 512, 100.0), 512, 100.0, 5.0)
-    assert not trust.nothing_matches
+        trust.observe(Prediction(0, 100.0), 0, 100.0)
+    assert trust.value == 1.0
+    assert trust.samples == 0
 
 
-def test_a_replica_without_a_digest_is_not_said_to_mismatch() -> None:
-    trust = Trust()
-    feed(trust, Prediction(None, 512, 100.0), 512, 20)
-    assert not trust.nothing_matches
+def serve_unlike(world: World, seconds: float) -> None:
+    """A new prompt every half second; the replica's digest shows other blocks."""
+    for turn in range(int(2 * seconds)):
+        keys = prompt((turn, 4))
+        world.serve(world.decide(keys))
+        world.hold("a", prompt((10_000 + turn, 4)))
+        world.clock.pass_s(0.5)
+        world.fleet.on_load("a", 1, load())
+
+
+def test_R8_events_that_never_match_what_was_computed_are_named() -> None:
+    world = World()
+    world.join("a")
+    serve_unlike(world, 10.0)
+    assert [alarm.name for alarm in world.fleet.alarms] == ["nothing_matches"]
+    assert world.fleet.member("a").trust.nothing_matches
+
+
+def test_R8_a_digest_that_shows_them_raises_nothing() -> None:
+    world = World()
+    world.join("a")
+    for turn in range(MISSES_FOR_ALARM * 4):
+        keys = prompt((turn, 4))
+        world.serve(world.decide(keys))
+        world.hold("a", keys)
+        world.clock.pass_s(2.0)
+        world.fleet.on_load("a", 1, load())
+    assert list(world.fleet.alarms) == []
