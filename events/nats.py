@@ -204,6 +204,9 @@ class NatsBus:
         self._subscriptions.append(subscription)
         await subscription.attach(self._client)
         with contextlib.suppress(ClientError, TimeoutError):
+            # The client's ping overtakes what is not yet written: only the second one comes behind
+            # the subscription.
+            await self._client.flush(1)
             await self._client.flush(1)
         return subscription
 
