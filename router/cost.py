@@ -60,6 +60,16 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is equal for all candidates of one choice. `idle_ms`: the request's cost on the fastest
+    replica, were it idle and empty. `crowd_ms`: the shortest queue."""
+
+    idle_ms: float
+    crowd_ms: float
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Price:
     """The terms, and what the ledger and the decision need of the way to them."""
 
@@ -123,49 +133,42 @@ def price(
     cached_tokens: int,
     member: Member,
     at: Standing,
-    crowd_ms: float,
-    now_s: float,
+    around: Surroundings,
 ) -> Price:
-    """The cost of the request on this replica. `score` is left 0: it needs the others."""
+    """The cost of the request on this replica, and its score: larger is better."""
+    now_s = around.now_s
     cold_ms, warm_ms = _prefill_ms(demand.prompt_tokens, cached_tokens, member.prefill)
     saved_ms = credit(member, now_s) * (cold_ms - warm_ms)
     prefill_ms = cold_ms - saved_ms
-    new_tokens = demand.prompt_tokens - cached_tokens
-    mixing_ms = _mixing_ms(new_tokens, at, member.decode)
+    mixing_ms = _mixing_ms(demand.prompt_tokens - cached_tokens, at, member.decode)
     ttft_ms = at.queue_ms + prefill_ms + mixing_ms
     needed = _blocks(demand) - cached_tokens // demand.block_tokens
+    decode_share_ms = mixing_ms + _own_decode_ms(demand, at, member.decode)
+    occupancy = _occupancy(around.crowd_ms, cold_ms)
+    harm_ms = prefill_ms * (occupancy + HARM_WEIGHT * max(0, at.rows))
+    eviction_ms = _eviction_ms(needed, demand.block_tokens, member, at)
+    overload_ms = _overload_ms(demand, needed, member, at, now_s)
+    lateness_ms = _lateness_ms(ttft_ms, demand.ttft_deadline_ms)
+    cost_ms = at.queue_ms + prefill_ms + decode_share_ms + harm_ms
+    cost_ms += eviction_ms + overload_ms + lateness_ms
     terms = CandidateTerms(
         replica=member.replica,
-        score=0.0,
+        score=around.idle_ms - cost_ms,
         saved_prefill_ms=saved_ms,
         queue_ms=at.queue_ms,
         prefill_ms=prefill_ms,
         transfer_ms=0.0,
-        decode_share_ms=mixing_ms + _own_decode_ms(demand, at, member.decode),
-        harm_ms=prefill_ms * (_occupancy(crowd_ms, cold_ms) + HARM_WEIGHT * max(0, at.rows)),
-        eviction_ms=_eviction_ms(needed, demand.block_tokens, member, at),
-        overload_ms=_overload_ms(demand, needed, member, at, now_s),
-        lateness_ms=_lateness_ms(ttft_ms, demand.ttft_deadline_ms),
+        decode_share_ms=decode_share_ms,
+        harm_ms=harm_ms,
+        eviction_ms=eviction_ms,
+        overload_ms=overload_ms,
+        lateness_ms=lateness_ms,
         overlap_blocks=overlap_blocks,
         trust=member.trust.value,
         digest_age_ms=1e3 * (now_s - member.digest_at_s),
         load_age_ms=1e3 * (now_s - member.load_at_s),
     )
     return Price(terms, ttft_ms, needed)
-
-
-def cost_ms(terms: CandidateTerms) -> float:
-    """All that the request costs there, to itself and to others."""
-    return (
-        terms.queue_ms
-        + terms.prefill_ms
-        + terms.transfer_ms
-        + terms.decode_share_ms
-        + terms.harm_ms
-        + terms.eviction_ms
-        + terms.overload_ms
-        + terms.lateness_ms
-    )
 
 
 def _occupancy(crowd_ms: float, cold_ms: float) -> float:

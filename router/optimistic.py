@@ -16,7 +16,7 @@ MAX_KEYS = 524_288
 
 
 class OptimisticEntries:
-    """For each replica: key -> (expiry, owning decision), oldest first. Times are monotonic."""
+    """For each replica: key -> (expiry, owning decision), about oldest first. Monotonic times."""
 
     def __init__(self, per_replica: int = MAX_KEYS_PER_REPLICA, in_all: int = MAX_KEYS) -> None:
         self.dropped_total = 0
@@ -34,11 +34,14 @@ class OptimisticEntries:
         """The blocks behind the first `known_blocks` of the chain are on their way there."""
         entries = self._entries.setdefault(replica, OrderedDict())
         self._keys -= len(entries)
-        data = chain.data
-        for start in range(known_blocks * KEY_BYTES, len(data), KEY_BYTES):
-            key = data[start : start + KEY_BYTES]
-            entries[key] = (until_s, decision_id)
-            entries.move_to_end(key)
+        data, first = chain.data, known_blocks * KEY_BYTES
+        # A key that is renewed keeps its place: it may then expire late in memory, never in effect.
+        entries.update(
+            dict.fromkeys(
+                (data[at : at + KEY_BYTES] for at in range(first, len(data), KEY_BYTES)),
+                (until_s, decision_id),
+            )
+        )
         self._keys += len(entries)
         self._bound(replica)
 

@@ -5,10 +5,10 @@ Changes nothing: the same code answers decide and explain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from events.decision import CandidateTerms
-from router.cost import Demand, Price, Standing, cost_ms, price, standing
+from router.cost import Demand, Price, Standing, Surroundings, price, standing
 from router.fleet import Fleet
 from router.member import Member
 from router.optimistic import OptimisticEntries
@@ -73,12 +73,16 @@ class Scorer:
                 filtered.append(_without_terms(member, why, now_s))
         depths = self._depths(query) if fit else {}
         standings = [self._standing(member, now_s) for member in fit]
-        crowd_ms = min((at.queue_ms for at in standings), default=0.0)
-        scored = [
-            self._score(query, demand, member, at, depths, crowd_ms, now_s)
+        around = Surroundings(
+            idle_ms=min((m.prefill.predict_ms(0, query.prompt_tokens) for m in fit), default=0.0),
+            crowd_ms=min((at.queue_ms for at in standings), default=0.0),
+            now_s=now_s,
+        )
+        scored = {
+            member.replica: self._score(query, demand, member, at, depths, around)
             for member, at in zip(fit, standings, strict=True)
-        ]
-        return Field(_ranked(scored), tuple(filtered))
+        }
+        return Field(scored, tuple(filtered))
 
     def _unfit(self, query: RouteQuery, member: Member, now_s: float) -> str | None:
         if query.pin is not None and member.replica != query.pin:
@@ -111,16 +115,15 @@ class Scorer:
         member: Member,
         at: Standing,
         depths: dict[str, int],
-        crowd_ms: float,
-        now_s: float,
+        around: Surroundings,
     ) -> Scored:
         replica = member.replica
         digest = depths.get(replica, 0)
-        blocks = self._optimistic.depth(replica, query.chain, digest, now_s)
+        blocks = self._optimistic.depth(replica, query.chain, digest, around.now_s)
         cached = _cached_tokens(query, blocks)
         if not cached:
             blocks = 0
-        priced = price(demand, blocks, cached, member, at, crowd_ms, now_s)
+        priced = price(demand, blocks, cached, member, at, around)
         candidate = _candidate(replica, blocks, at, priced.terms)
         return Scored(candidate, member, priced, cached, digest, replica in depths)
 
@@ -141,24 +144,6 @@ def _candidate(replica: str, blocks: int, at: Standing, terms: CandidateTerms) -
         total_blocks=at.total_blocks,
         terms=terms,
     )
-
-
-def _ranked(scored: list[Scored]) -> dict[str, Scored]:
-    """Scores against the fastest replica, were it idle and empty."""
-    if not scored:
-        return {}
-    idle_ms = min(s.price.terms.prefill_ms + s.price.terms.saved_prefill_ms for s in scored)
-    ranked = {}
-    for entry in scored:
-        terms = _with_score(entry.price.terms, idle_ms - cost_ms(entry.price.terms))
-        candidate = replace(entry.candidate, terms=terms)
-        ranked[candidate.replica] = replace(entry, candidate=candidate)
-    return ranked
-
-
-def _with_score(terms: CandidateTerms, score: float) -> CandidateTerms:
-    values = {name: getattr(terms, name) for name in CandidateTerms.__struct_fields__}
-    return CandidateTerms(**{**values, "score": score})
 
 
 def _without_terms(member: Member, why: str, now_s: float) -> CandidateTerms:
