@@ -21,11 +21,8 @@ from events.errors import WireError
 from events.load import ReplicaBye, ReplicaHello, ReplicaLoad
 from events.snapshot import FrozenDigest, SnapshotRequest, decode_request
 from events.subjects import replica_subject, roll_call_subject, snapshot_subject
-from replica.boot import ReplicaIdTakenError, claim_boot
 from replica.engine.messages import Engine, EngineLoad
 from replica.residency import Numbered, Residency
-
-__all__ = ["Publisher", "ReplicaIdTakenError", "claim_boot"]
 
 log = logging.getLogger(__name__)
 

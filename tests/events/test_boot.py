@@ -11,7 +11,8 @@ from events.envelope import seal
 from events.load import ReplicaBye
 from events.memory import MemoryBus
 from events.subjects import replica_subject, snapshot_subject
-from replica.publish import Publisher, ReplicaIdTakenError, claim_boot
+from replica.boot import ReplicaIdTakenError, claim_boot
+from replica.publish import Publisher
 from tests.events.conftest import Town
 from tests.events.helpers import CLUSTER, ListEngine, config, hello
 
