@@ -13,12 +13,11 @@ from events.errors import WireError
 from events.output import LinkWelcome
 from events.request import LINK_VERSION, MAX_LINK_FRAME_BYTES, LinkHello
 from events.wire import decode_router_frame, encode
-from replica.front.session import Front, LinkSession
+from replica.front.session import CLOSE_S, Front, LinkSession
 
 log = logging.getLogger(__name__)
 
 MAX_LINKS = 64
-CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)

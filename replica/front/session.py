@@ -7,11 +7,12 @@ room, so a slow link turns into full mailboxes, and those into held requests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from dataclasses import dataclass
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from events.errors import WireError
 from events.output import FINISH_ABORT, CacheCleared, CoreDelta, ReplicaFrame, StepFrame
@@ -31,6 +32,7 @@ MAX_ANSWERS = 256
 """Refusals and other answers that may wait; beyond it the link's frames are not read."""
 
 MAX_CLEARING = 4
+CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,10 @@ class LinkSession:
                     log.error("a link failed: %s", type(result).__name__)
 
     async def close(self) -> None:
-        """End the link from this side."""
-        await self._socket.close(code=1001)
+        """End the link from this side; one that doesn't take the goodbye is left to the server."""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._socket.close(code=WSCloseCode.GOING_AWAY)
 
     async def _read(self) -> None:
         async for message in self._socket:
@@ -131,21 +135,22 @@ class LinkSession:
                 attempts.resume(attempt, HoldReason.ROUTER)
 
     def _clear(self, frame: ClearCache) -> bool:
-        if len(self._clearing) >= MAX_CLEARING:
+        limit_blocks = frame.limit_blocks
+        if len(self._clearing) >= MAX_CLEARING or (limit_blocks is not None and limit_blocks < 1):
             return False
-        task = asyncio.create_task(self._clear_cache(frame.command_id))
+        task = asyncio.create_task(self._clear_cache(frame))
         self._clearing.add(task)
         task.add_done_callback(self._clearing.discard)
         return True
 
-    async def _clear_cache(self, command_id: str) -> None:
+    async def _clear_cache(self, frame: ClearCache) -> None:
         try:
             # The engine answers between two steps: a thread waits for it.
-            blocks = await asyncio.to_thread(self._front.engine.clear_cache)
+            blocks = await asyncio.to_thread(self._front.engine.clear_cache, frame.limit_blocks)
         except TimeoutError:
             log.error("the engine did not clear its cache in time")
             return
-        self._answer(CacheCleared(command_id=command_id, blocks=blocks))
+        self._answer(CacheCleared(command_id=frame.command_id, blocks=blocks))
 
     def _answer(self, frame: ReplicaFrame) -> None:
         self._answers.append(frame)

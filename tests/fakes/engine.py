@@ -57,6 +57,7 @@ class ScriptedEngine:
         self.calls: list[tuple[str, ChildId]] = []
         self.steps = 0
         self.alive = True
+        self.limit_blocks: int | None = None
         self.submitted: Callable[[], None] = lambda: None
         self._sink = sink
         self._on_submit = on_submit
@@ -80,7 +81,8 @@ class ScriptedEngine:
     def resume(self, child: ChildId) -> None:
         self.calls.append(("resume", child))
 
-    def clear_cache(self) -> int:
+    def clear_cache(self, limit_blocks: int | None = None) -> int:
+        self.limit_blocks = limit_blocks
         return 7
 
     def drain_facts(self) -> list[CacheFact]:

@@ -247,8 +247,12 @@ async def test_hold_and_resume_reach_every_child_once() -> None:
 async def test_clear_cache_is_answered() -> None:
     async with rig() as front:
         router = await front.dial()
-        await router.send(ClearCache(command_id="c1"))
+        await router.send(ClearCache(command_id="c1", limit_blocks=5))
         assert await router.receive() == CacheCleared(command_id="c1", blocks=7)
+        assert front.engine.limit_blocks == 5
+        await router.send(ClearCache(command_id="c2"))
+        assert await router.receive() == CacheCleared(command_id="c2", blocks=7)
+        assert front.engine.limit_blocks is None
 
 
 async def test_draining_refuses_new_requests_and_lets_streams_finish() -> None:
@@ -319,11 +323,22 @@ async def test_S1_silence_at_the_door_is_cut_off() -> None:
         pickle.dumps(["x"] * 9),
         encode(request())[:-3],
         encode(LinkHello(version=1, router_id="r", router_boot="b", secret=SECRET)),
+        encode(ClearCache(command_id="c", limit_blocks=0)),
         b"\x91" * 100_000,
         "text",
         bytes(MAX_LINK_FRAME_BYTES + 1),
     ],
-    ids=["invalid", "empty", "pickle", "truncated", "hello again", "nested", "text", "too large"],
+    ids=[
+        "invalid",
+        "empty",
+        "pickle",
+        "truncated",
+        "hello again",
+        "no blocks",
+        "nested",
+        "text",
+        "too large",
+    ],
 )
 async def test_S1_a_malformed_frame_closes_only_its_link(frame) -> None:
     async with rig() as front:
