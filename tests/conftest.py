@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.fakes.tiny_model import write_tiny_gguf
 from tools.fetch import default_model
@@ -17,6 +18,12 @@ TRACES = ROOT.parent / "shared" / "data"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ON_REQUEST = ("slow", "traces", "gpu")
 LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+# Every run draws the same examples, and a busy machine is no failure.
+settings.register_profile(
+    "warmroute", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("warmroute")
 
 
 @pytest.fixture(scope="session")

@@ -81,8 +81,10 @@ def check_tensors(shape: ModelShape, found: Iterable[tuple[str, tuple[int, ...]]
 
     A tensor that nothing would read is refused too: leaving it out would change the output.
     """
-    wanted = tensor_shapes(shape)
     given = dict(found)
+    if shape.layers > len(given):
+        raise ModelError(f"{shape.layers} layers can't be made of {len(given)} tensors")
+    wanted = tensor_shapes(shape)
     for problem, names in (("no", wanted.keys() - given), ("unknown", given.keys() - wanted)):
         if names:
             raise ModelError(f"{problem} tensor '{min(names)}' ({len(names)} such) in this model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from configs.model.card import ModelShape, load_card
 from configs.model.errors import ModelError, TemplateError
@@ -195,6 +198,21 @@ def test_missing_or_broken_files_are_named(tmp_path: Path, name: str, content: s
         path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ModelError, match=str(tmp_path)):
         load_card(tmp_path)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_damaged_metadata_gives_an_error_or_a_card(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged-card.gguf"
+    raw = bytearray(write_tiny_gguf(path, layers=1, hidden=16, heads=2, kv_heads=1).read_bytes())
+    end = raw.index(b"token_embd.weight")
+    for at in data.draw(st.lists(st.integers(0, end), min_size=1, max_size=3)):
+        raw[at : at + 4] = data.draw(st.binary(min_size=4, max_size=4))
+    path.write_bytes(raw)
+    with contextlib.suppress(ModelError):
+        load_card(path).template.render(CHAT)
 
 
 def test_neither_file_nor_folder(tmp_path: Path) -> None:

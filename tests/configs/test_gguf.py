@@ -60,7 +60,7 @@ def test_every_truncation_is_refused(tmp_path: Path, small: bytes) -> None:
     read_all(path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_damage_gives_an_error_or_a_file(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, small: bytes

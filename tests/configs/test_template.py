@@ -195,15 +195,15 @@ def test_template_may_build_markers_from_roles() -> None:
 pieces = st.sampled_from(
     ["<", "<|", "|>", ">", "|", "im_start", "im_end", *MARKERS, "a", " ", "é", "\ue000", "\ue001"]
 )
+NAMED = template("{% for m in messages %}{{ '<|im_start|>' + m.name + m.content }}{% endfor %}")
 texts = st.lists(pieces, max_size=12).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=3))
 def test_users_add_no_markers_and_lose_no_text(turns: list[tuple[str, str]]) -> None:
-    source = "{% for m in messages %}{{ '<|im_start|>' + m.name + m.content }}{% endfor %}"
     messages = [{"role": "user", "name": name, "content": content} for name, content in turns]
-    segments = template(source).render(messages)
+    segments = NAMED.render(messages)
     assert sum(segment.special_id is not None for segment in segments) == len(turns)
     assert text_of(segments) == "".join(f"<|im_start|>{a}{b}" for a, b in turns)
 

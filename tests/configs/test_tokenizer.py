@@ -49,7 +49,7 @@ def test_every_pre_tokenizer_was_recorded() -> None:
     assert RECORDED["ids"].keys() == PRE_TOKENIZERS.keys()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.lists(st.one_of(st.text(max_size=8), st.sampled_from([*SPECIALS, "<|im_", " the"]))))
 def test_round_trip_without_specials(tiny: Tokenizer, text: list[str]) -> None:
     joined = "".join(text)
