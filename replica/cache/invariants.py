@@ -18,7 +18,7 @@ def require(holds: bool, promise: str) -> None:
 
 def check_cache(cache: PrefixCache, tables: Iterable[Sequence[int]]) -> None:
     """`tables`: the block tables of all requests. Raises InvariantError."""
-    users = Counter(block for table in tables for block in table)
+    users = Counter(block for table in (*tables, cache.parked) for block in table)
     require(cache.open_leases == 0, "no lease outlives the planning of its request")
     _check_pool(cache.pool, users)
     for node in cache.nodes().values():

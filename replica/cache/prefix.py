@@ -79,6 +79,7 @@ class PrefixCache:
         self.journal = journal
         self.open_leases = 0
         self.collisions = 0
+        self.parked: list[int] = []
         self._block_bytes = 4 * block_tokens
         self._nodes: dict[bytes, Node] = {}
         self._owners: dict[int, Node] = {}
@@ -153,6 +154,14 @@ class PrefixCache:
         if not self._nodes:
             self.journal.cleared()
         return dropped
+
+    def park(self, blocks: int) -> int:
+        """Take `blocks` blocks out of use, or as many as nobody uses now, in place of those that
+        were parked before; returns how many are parked."""
+        for block in self.parked:
+            self.pool.free(block)
+        self.parked = self.allocate(min(blocks, self.available))
+        return len(self.parked)
 
     def nodes(self) -> dict[bytes, Node]:
         """The index, for the invariant check."""

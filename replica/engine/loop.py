@@ -116,10 +116,14 @@ class EngineThread:
         """See Engine.resume."""
         self._post(partial(self.scheduler.lifecycle.resume, child))
 
-    def clear_cache(self) -> int:
+    def clear_cache(self, limit_blocks: int | None = None) -> int:
         """See Engine.clear_cache; 0 from a dead engine. Raises TimeoutError when it hangs."""
         cleared: Future[int] = Future()
-        word = Word(lambda: cleared.set_result(self.scheduler.cache.clear()), reply=cleared)
+
+        def clear() -> None:
+            cleared.set_result(self.scheduler.clear_cache(limit_blocks))
+
+        word = Word(clear, reply=cleared)
         if self._inbox.post(word) is Posted.SHUT:
             return 0
         return cleared.result(CLEAR_TIMEOUT_S)

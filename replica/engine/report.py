@@ -20,7 +20,7 @@ def report(
         running_context_tokens=scheduler.running_context_tokens(),
         free_blocks=pool.count(BlockState.FREE),
         cached_blocks=pool.count(BlockState.CACHED),
-        total_blocks=pool.total_blocks,
+        total_blocks=scheduler.ledger.usable_blocks,
         step_ms=timing.step_ms,
         steps=timing.steps,
         prefill=timing.prefill,

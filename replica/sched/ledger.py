@@ -54,21 +54,22 @@ class Limits:
     max_waiting_tokens: int
     horizon_tokens: int = HORIZON_TOKENS
 
-    @property
-    def pool_tokens(self) -> int:
-        """Tokens that the whole pool holds."""
-        return self.total_blocks * self.block_tokens
-
     def blocks(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_tokens)
 
 
 class Ledger:
-    """Answers for one replica's limits; holds no state of its own."""
+    """Answers for one replica's limits. `usable_blocks` is the pool less what is parked."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.usable_blocks = limits.total_blocks
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the usable pool holds."""
+        return self.usable_blocks * self.limits.block_tokens
 
     def intake(self, spec: EngineRequest) -> Never | None:
         """Whether the request could run at all, were it alone."""
@@ -86,11 +87,11 @@ class Ledger:
                     "completion."
                 )
             )
-        if prompt + 1 > limits.pool_tokens:
+        if prompt + 1 > self.pool_tokens:
             return Never(
                 too_long(
                     f"The prompt has {prompt} tokens, but this replica's KV pool holds "
-                    f"{limits.pool_tokens} in all."
+                    f"{self.pool_tokens} in all."
                 )
             )
         return None
@@ -101,7 +102,7 @@ class Ledger:
         """Whether `candidate` may start. Its `hit_blocks` are locked: not part of `available`."""
         limits = self.limits
         known = len(candidate.tokens)
-        if limits.blocks(known) > limits.total_blocks:
+        if limits.blocks(known) > self.usable_blocks:
             return self.outgrown(candidate)
         if len(running) >= limits.max_running:
             return Later("seats")
@@ -116,7 +117,7 @@ class Ledger:
         return Never(
             too_long(
                 f"The request reached {len(request.tokens)} tokens, but this replica's KV pool "
-                f"holds {self.limits.pool_tokens} in all."
+                f"holds {self.pool_tokens} in all."
             )
         )
 

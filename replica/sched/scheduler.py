@@ -113,6 +113,17 @@ class Scheduler:
         self.lifecycle.outputs.clear()
         return outputs
 
+    def clear_cache(self, limit_blocks: int | None) -> int:
+        """Drop every cached block that nobody uses; returns how many.
+
+        From then on at most `limit_blocks` blocks are used, counting those that are in use now.
+        """
+        dropped = self.cache.clear()
+        total = self.limits.total_blocks
+        spare = 0 if limit_blocks is None else total - min(max(limit_blocks, 1), total)
+        self.ledger.usable_blocks = total - self.cache.park(spare)
+        return dropped
+
     def queued_prefill_tokens(self) -> int:
         """Tokens that wait for prefill, less what the cache holds of them as far as known."""
         queued = self.table.waiting_tokens - self.table.waiting_hit_tokens

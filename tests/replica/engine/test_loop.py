@@ -50,6 +50,21 @@ def test_e6_replaying_the_journal_gives_the_index() -> None:
         assert [op for op, _ in facts] == [CacheOp.CLEARED]
 
 
+def test_a_bounded_cache_uses_no_more_blocks_until_it_is_unbounded() -> None:
+    with running(total_blocks=40) as (rig, runner):
+        rig.engine.clear_cache(limit_blocks=8)
+        for seed in range(6):
+            rig.assert_right(runner, rig.submit(tokens_of(seed, 17), sampling(9)))
+            load = rig.engine.load()
+            assert load.total_blocks == 8
+            assert load.free_blocks + load.cached_blocks <= 8
+        refused = rig.submit(tokens_of(9, 100))
+        assert rig.sink.end_of(refused).error.code == "context_length_exceeded"
+        rig.engine.clear_cache()
+        rig.assert_right(runner, rig.submit(tokens_of(9, 100)))
+        assert rig.engine.load().total_blocks == 40
+
+
 def test_keys_of_answers_chain_on_with_the_cluster_key() -> None:
     with running() as (rig, runner):
         prompt = tokens_of(1, 10)
