@@ -188,7 +188,10 @@ class MemoryBus:
     def report_gap(self, reason: str) -> None:
         """Tell the listeners that something may be lost."""
         for listener in self._gap_listeners:
-            listener(reason)
+            try:
+                listener(reason)
+            except Exception:
+                self.handler_failures += 1
 
     async def close(self) -> None:
         """Leave the hub."""

@@ -23,6 +23,9 @@ from events.errors import BusError, WireError
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
+DIAL_WAIT_S = 0.2
+"""Between attempts of the very first connection."""
+
 MIN_RECONNECT_WAIT_S = 0.05
 MAX_RECONNECT_WAIT_S = 1.0
 PING_INTERVAL_S = 2
@@ -33,6 +36,9 @@ MAX_PENDING_IN_MESSAGES = 65_536
 MAX_PENDING_IN_BYTES = 64 * 1024 * 1024
 GAP_DELAY_S = 0.05
 """A slow consumer is reported once per lost message; listeners hear of it once per this time."""
+
+RESPONDER_TIMEOUT_S = 5.0
+"""Requests on one subject are answered one by one: none may hold up the others for ever."""
 
 YIELD_EVERY = 64
 """Messages of a backlog that are handled before other tasks get a turn."""
@@ -104,13 +110,16 @@ class NatsBus:
         ends: set[asyncio.Future[Any]] = {dial, self._refusal}
         await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         refusal, self._refusal = self._refusal, None
-        if dial.done():
-            dial.result()
+        if dial.done() and dial.exception() is None:
             return
         dial.cancel()
         await asyncio.wait({dial})
         await self.close()
-        why = refusal.result() if refusal.done() else f"no answer within {timeout_s:g} s"
+        why = f"no answer within {timeout_s:g} s"
+        if refusal.done():
+            why = refusal.result()
+        elif not dial.cancelled():
+            why = str(dial.exception())
         raise BusError(f"the bus at {self._url} can't be used: {why}")
 
     async def publish(self, subject: str, payload: bytes) -> None:
@@ -133,7 +142,7 @@ class NatsBus:
             self.stats.published += 1
 
     async def subscribe(self, subject: str, handler: Handler) -> NatsSubscription:
-        """`subject` may hold "*" tokens. The server has registered it when this returns."""
+        """`subject` may hold "*" tokens. Returns once a server that is there has registered it."""
 
         async def receive(message: Msg) -> None:
             self._run_handler(handler, message)
@@ -186,7 +195,7 @@ class NatsBus:
             name=self._name,
             inbox_prefix=inbox_prefix(self._user),
             connect_timeout=CONNECT_TIMEOUT_S,  # type: ignore[arg-type]
-            reconnect_time_wait=MIN_RECONNECT_WAIT_S,  # type: ignore[arg-type]
+            reconnect_time_wait=DIAL_WAIT_S,  # type: ignore[arg-type]
             max_reconnect_attempts=-1,
             reconnect_to_server_handler=_next_attempt,
             ping_interval=PING_INTERVAL_S,
@@ -202,12 +211,14 @@ class NatsBus:
         subscription = NatsSubscription(subject, receive)
         self._subscriptions = [other for other in self._subscriptions if not other.closed]
         self._subscriptions.append(subscription)
-        await subscription.attach(self._client)
-        with contextlib.suppress(ClientError, TimeoutError):
-            # The client's ping overtakes what is not yet written: only the second one comes behind
-            # the subscription.
-            await self._client.flush(1)
-            await self._client.flush(1)
+        if not self._client.is_closed:
+            await subscription.attach(self._client)
+        if self.connected:
+            with contextlib.suppress(ClientError, TimeoutError):
+                # The client's ping overtakes what is not yet written: only the second one comes
+                # behind the subscription.
+                await self._client.flush(1)
+                await self._client.flush(1)
         return subscription
 
     def _run_handler(self, handler: Handler, message: Msg) -> None:
@@ -221,8 +232,9 @@ class NatsBus:
     async def _respond(self, responder: Responder, message: Msg) -> None:
         self.stats.received += 1
         try:
-            reply = await responder(message.data)
-        except WireError:
+            async with asyncio.timeout(RESPONDER_TIMEOUT_S):
+                reply = await responder(message.data)
+        except (WireError, TimeoutError):
             self.stats.handler_failures += 1
         except Exception:
             self.stats.handler_failures += 1
@@ -250,18 +262,21 @@ class NatsBus:
             self._revival = asyncio.create_task(self._revive())
 
     async def _revive(self) -> None:
-        await asyncio.sleep(MAX_RECONNECT_WAIT_S * random.uniform(0.5, 1.0))
-        client = Client()
-        try:
-            await self._dial(client)
-        except asyncio.CancelledError:
-            await client.close()
-            raise
-        self._client = client
-        for subscription in [other for other in self._subscriptions if not other.closed]:
-            await subscription.attach(client)
-        self.stats.reconnects += 1
-        self._report_gap("reconnect")
+        while self._client.is_closed:
+            await asyncio.sleep(MAX_RECONNECT_WAIT_S * random.uniform(0.5, 1.0))
+            client = Client()
+            try:
+                await self._dial(client)
+                for subscription in [other for other in self._subscriptions if not other.closed]:
+                    await subscription.attach(client)
+            except asyncio.CancelledError:
+                await client.close()
+                raise
+            except (ClientError, OSError):
+                await client.close()
+                continue
+            self._client = client
+            await self._on_reconnected()
 
     def _report_gap_soon(self, reason: str) -> None:
         if self._gap_timer is None and not self._closing:
@@ -271,7 +286,11 @@ class NatsBus:
     def _report_gap(self, reason: str) -> None:
         self._gap_timer = None
         for listener in self._gap_listeners:
-            listener(reason)
+            try:
+                listener(reason)
+            except Exception:
+                self.stats.handler_failures += 1
+                log.exception("a listener failed on word of a gap")
 
 
 def inbox_prefix(user: str) -> str:

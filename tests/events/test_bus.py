@@ -139,6 +139,22 @@ async def test_no_answer_is_a_timeout(pair: Pair, caplog: pytest.LogCaptureFixtu
             await pair.router.request(SNAPSHOT, payload, 0.2)
 
 
+async def test_a_failing_gap_listener_harms_nobody(pair: Pair) -> None:
+    gaps: list[str] = []
+
+    def fails(_reason: str) -> None:
+        raise RuntimeError("listener")
+
+    pair.router.on_gap(fails)
+    pair.router.on_gap(gaps.append)
+    got = await listen(pair.router, ANY)
+    await pair.down()
+    await pair.up()
+    await until(lambda: pair.replica.connected and pair.router.connected and gaps)
+    await pair.replica.publish(LOAD, b"x")
+    await until(lambda: got)
+
+
 async def test_an_absent_server_drops_and_tells(pair: Pair) -> None:
     gaps: list[str] = []
     pair.router.on_gap(gaps.append)

@@ -1,0 +1,222 @@
+"""The publisher by itself: what it says, when, and what it keeps for readers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from events.cache import CacheFact, CacheOp
+from events.digest import MAX_DIGEST_BITS
+from events.envelope import Envelope, unseal
+from events.errors import WireError
+from events.load import DigestShape, ReplicaHello, ReplicaLoad
+from events.memory import MemoryBus
+from events.snapshot import SnapshotChunk, SnapshotRequest, decode_chunk
+from events.subjects import replica_subject, roll_call_subject, snapshot_subject, split
+from events.wire import encode
+from replica.publish import Publisher
+from replica.residency import Residency
+from tests.events.helpers import (
+    CLUSTER,
+    Clock,
+    ListEngine,
+    config,
+    engine_load,
+    hello,
+    removed,
+    settle,
+    stored,
+    until,
+)
+from tests.events.world import WIDE
+
+MANY_CHUNKS = DigestShape(bits=1 << 21, k=8)
+
+
+class Ear:
+    """Hears everything of one publisher that only beats when told to."""
+
+    def __init__(self, shape: DigestShape = WIDE) -> None:
+        self.bus, self.engine, self.clock = MemoryBus(), ListEngine(), Clock()
+        self.heard: list[tuple[str, Envelope]] = []
+        parts = (self.bus, CLUSTER, "r0", hello(shape), self.engine, config(), 7, self.clock)
+        self.publisher = Publisher(*parts)
+
+    async def start(self) -> None:
+        await self.bus.subscribe(replica_subject(CLUSTER, "*", "*"), self._hear)
+        await self.publisher.start()
+        assert self.publisher._task
+        self.publisher._task.cancel()
+        await settle()
+
+    async def beat(self, seconds: float) -> list[str]:
+        """The kinds of message that this beat brought."""
+        before = len(self.heard)
+        self.clock.now_s += seconds
+        await self.publisher.tick()
+        await settle()
+        return [kind for kind, _ in self.heard[before:]]
+
+    async def chunk(self, request: SnapshotRequest) -> SnapshotChunk:
+        reply = await self.bus.request(snapshot_subject(CLUSTER, "r0"), encode(request), 1.0)
+        return decode_chunk(bytes(unseal(reply).payload))
+
+    def last(self, kind: str, form: type) -> object:
+        payloads = [envelope.payload for heard, envelope in self.heard if heard == kind]
+        return msgspec.msgpack.decode(payloads[-1], type=form)
+
+    def _hear(self, subject: str, payload: bytes) -> None:
+        self.heard.append((split(subject)[2], unseal(payload)))
+
+
+@pytest.fixture
+async def ear() -> AsyncIterator[Ear]:
+    ear = Ear()
+    await ear.start()
+    yield ear
+    await ear.publisher.close()
+
+
+async def test_it_starts_with_hello_and_load(ear: Ear) -> None:
+    assert [kind for kind, _ in ear.heard] == ["hello", "load"]
+    assert {(e.replica, e.boot, e.generation, e.seq) for _, e in ear.heard} == {("r0", 7, 1, 0)}
+    assert ear.last("hello", ReplicaHello) == hello(WIDE)
+
+
+async def test_an_idle_replica_says_little_and_a_busy_one_more(ear: Ear) -> None:
+    said = [kind for _ in range(100) for kind in await ear.beat(0.1)]
+    assert said.count("load") == 10
+    assert said.count("hello") == 5
+    assert said.count("digest") == 0
+    ear.engine.now = engine_load(running=1)
+    said = [kind for _ in range(100) for kind in await ear.beat(0.1)]
+    assert 30 <= said.count("load") <= 40
+
+
+async def test_only_net_changes_are_told(ear: Ear) -> None:
+    ear.engine.facts = stored(1, 2) + removed(2)
+    assert await ear.beat(0.01) == ["digest"]
+    ear.engine.facts = removed(1) + stored(1)
+    assert await ear.beat(0.01) == []
+    assert ear.publisher.residency.seq == 1
+
+
+async def test_a_load_report_says_where_the_digest_stands(ear: Ear) -> None:
+    ear.engine.facts = stored(1)
+    ear.engine.now = engine_load(running=3, seen={"router": 9}, cached_blocks=1)
+    await ear.beat(2.0)
+    load = ear.last("load", ReplicaLoad)
+    assert isinstance(load, ReplicaLoad)
+    assert (load.digest_generation, load.digest_seq, load.running) == (1, 1, 3)
+    assert load.seen == {"router": 9}
+    assert load.digest_false_positive_rate > 0
+
+
+async def test_draining_is_told_at_once(ear: Ear) -> None:
+    ear.publisher.set_draining(True)
+    assert await ear.beat(0.0) == ["load"]
+    load = ear.last("load", ReplicaLoad)
+    assert isinstance(load, ReplicaLoad)
+    assert load.draining
+
+
+async def test_a_flood_of_roll_calls_is_not_a_flood_of_hellos(ear: Ear) -> None:
+    said: list[str] = []
+    for _ in range(1_000):
+        await ear.bus.publish(roll_call_subject(CLUSTER), b"")
+        said += await ear.beat(0.001)
+    assert 5 <= said.count("hello") <= 11
+
+
+async def test_a_reconnect_is_followed_by_a_hello(ear: Ear) -> None:
+    await ear.beat(0.5)
+    ear.bus.report_gap("reconnect")
+    assert sorted(await ear.beat(0.0)) == ["hello", "load"]
+
+
+async def test_a_dead_engine_is_not_spoken_for(ear: Ear) -> None:
+    ear.engine.now = engine_load(alive=False)
+    assert await ear.beat(10.0) == []
+    ear.engine.now = engine_load()
+    assert sorted(await ear.beat(0.0)) == ["hello", "load"]
+
+
+async def test_the_last_word_is_bye(ear: Ear) -> None:
+    await ear.publisher.close("drained")
+    await ear.publisher.close("again")
+    await settle()
+    assert [kind for kind, _ in ear.heard].count("bye") == 1
+    with pytest.raises(TimeoutError):
+        await ear.chunk(SnapshotRequest())
+
+
+async def test_a_snapshot_stays_frozen_while_deltas_go_on() -> None:
+    ear = Ear(MANY_CHUNKS)
+    await ear.start()
+    first = await ear.chunk(SnapshotRequest())
+    assert first.count == 2
+    ear.engine.facts = stored(1)
+    await ear.beat(0.1)
+    second = await ear.chunk(SnapshotRequest(1, first.generation, first.seq))
+    assert (second.index, second.seq, second.checksum) == (1, first.seq, first.checksum)
+    for number in range(2, 12):
+        ear.engine.facts = stored(number)
+        await ear.beat(0.1)
+        await ear.chunk(SnapshotRequest())
+    assert len(ear.publisher._frozen) == 4
+    late = await ear.chunk(SnapshotRequest(1, first.generation, first.seq))
+    assert (late.index, late.seq) == (0, ear.publisher.residency.seq)
+    await ear.publisher.close()
+
+
+async def test_a_failing_tick_is_counted_and_the_next_one_works() -> None:
+    ear = Ear()
+    ear.publisher._config = config(digest_tick_ms=1.0, heartbeat_ms=1.0)
+    good = ear.engine.load
+
+    def fails() -> object:
+        raise RuntimeError("engine")
+
+    await ear.bus.subscribe(replica_subject(CLUSTER, "*", "*"), ear._hear)
+    await ear.publisher.start()
+    ear.engine.load = fails  # type: ignore[assignment]
+    await until(lambda: ear.publisher.failures)
+    ear.engine.load = good  # type: ignore[method-assign]
+    ear.engine.facts = stored(1)
+    await until(lambda: any(kind == "digest" for kind, _ in ear.heard))
+    await ear.publisher.close()
+
+
+def test_E6_a_contradicting_journal_is_counted_and_the_set_stays_right() -> None:
+    residency = Residency(WIDE)
+    residency.apply(stored(1, 1) + removed(2))
+    assert residency.journal_faults == 2
+    residency.apply(removed(1))
+    assert len(residency) == 0
+    assert not residency.freeze().bits.any()
+
+
+def test_clearing_in_mid_life_clears_every_bit() -> None:
+    residency = Residency(WIDE)
+    residency.apply(stored(*range(100)))
+    (numbered,) = residency.apply([*stored(200), CacheFact(CacheOp.CLEARED, b""), *stored(3)])
+    became_set, became_clear = numbered[1].positions(WIDE.bits)
+    assert became_set.size == 0
+    assert became_clear.size > 500
+    alone = Residency(WIDE)
+    alone.apply(stored(3))
+    assert (residency.freeze().bits == alone.freeze().bits).all()
+
+
+def test_the_bound_can_be_out_of_reach_without_a_storm_of_generations() -> None:
+    residency = Residency(DigestShape(bits=MAX_DIGEST_BITS, k=1), bound=0.0)
+    for number in range(3):
+        assert len(residency.apply(stored(number))) == 1
+    assert residency.generation == 1
+
+
+def test_a_shape_that_cannot_be_is_refused() -> None:
+    with pytest.raises(WireError):
+        Residency(DigestShape(bits=1000, k=8))
