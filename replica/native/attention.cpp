@@ -38,88 +38,128 @@ struct Scratch {
     }
 };
 
+// Takes 4-byte, 8-byte or 16-byte pieces of two vectors in turn, from the named half.
+#define MIX(name, ...)                                  \
+    inline u32x16 name(u32x16 a, u32x16 b) {            \
+        return __builtin_shuffle(a, b, u32x16{__VA_ARGS__}); \
+    }
+MIX(low_4, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
+MIX(high_4, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
+MIX(low_8, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+MIX(high_8, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
+MIX(even_16, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+MIX(odd_16, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
+#undef MIX
+
 inline void transpose(u32x16 (&rows)[16]) {
-    for (int step = 8; step; step /= 2) {
-        u32x16 low{}, high{};
-        for (int i = 0; i < 16; ++i) {
-            low[i] = i & step ? 16 + (i ^ step) : i;
-            high[i] = i & step ? 16 + i : i ^ step;
+    u32x16 four[16], eight[16];
+    for (int i = 0; i < 16; i += 2) {
+        four[i] = low_4(rows[i], rows[i + 1]);
+        four[i + 1] = high_4(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int half = 0; half < 2; ++half) {
+            eight[i + 2 * half] = low_8(four[i + half], four[i + half + 2]);
+            eight[i + 2 * half + 1] = high_8(four[i + half], four[i + half + 2]);
         }
-        for (int i = 0; i < 16; ++i)
-            if (!(i & step)) {
-                u32x16 a = rows[i], b = rows[i + step];
-                rows[i] = __builtin_shuffle(a, b, low);
-                rows[i + step] = __builtin_shuffle(a, b, high);
-            }
+    for (int i = 0; i < 4; ++i) {
+        u32x16 even = even_16(eight[i], eight[i + 4]), odd = odd_16(eight[i], eight[i + 4]);
+        u32x16 even2 = even_16(eight[i + 8], eight[i + 12]);
+        u32x16 odd2 = odd_16(eight[i + 8], eight[i + 12]);
+        rows[i] = even_16(even, even2);
+        rows[i + 4] = even_16(odd, odd2);
+        rows[i + 8] = odd_16(even, even2);
+        rows[i + 12] = odd_16(odd, odd2);
     }
 }
 
-// One row's pages of one head; position by position.
+// One row's pages of one head.
 template <typename E>
 struct Pages {
     const E* pool;
     const int32_t* table;
     const Shape& shape;
-    const E* at(long position) const {
-        long block = table[position / shape.block_tokens];
-        long slot = block * shape.block_tokens + position % shape.block_tokens;
-        return pool + slot * shape.token_stride();
+
+    // body(position, its numbers) for each position up to `context`, in order
+    template <typename Body>
+    void each(long context, Body&& body) const {
+        long step = shape.token_stride();
+        for (long first = 0, page = 0; first < context; first += shape.block_tokens, ++page) {
+            const E* at = pool + table[page] * shape.block_tokens * step;
+            long end = std::min(context, first + shape.block_tokens);
+            const E* next = end < context ? pool + table[page + 1] * shape.block_tokens * step : at;
+            for (long position = first; position < end; ++position, at += step, next += step) {
+                for (long i = 0; i < shape.dim; i += 64 / sizeof(E)) __builtin_prefetch(next + i);
+                body(position, at);
+            }
+        }
     }
 };
+
+// 16 positions of keys as 16 columns of `to`; positions without numbers become zero
+template <typename E>
+inline void pack_columns(const E* const (&keys)[WIDTH], long count, uint32_t* to, long dim) {
+    long lanes = dim / LANE<E>, whole = lanes / WIDTH * WIDTH;
+    for (long k = 0; k < whole; k += WIDTH) {
+        u32x16 square[WIDTH];
+        for (long i = 0; i < WIDTH; ++i)
+            square[i] = i < count ? load<u32x16>(keys[i] + k * LANE<E>) : u32x16{};
+        transpose(square);
+        for (long i = 0; i < WIDTH; ++i) store(to + (k + i) * PANEL, square[i]);
+    }
+    for (long k = whole; k < lanes; ++k)
+        for (long i = 0; i < WIDTH; ++i)
+            to[k * PANEL + i] = i < count ? load<uint32_t>(keys[i] + k * LANE<E>) : 0;
+}
 
 // Keys to [context / 32][dim / lane][32][lane]; positions behind the context become zero.
 template <typename E>
 void pack_keys(const Pages<E>& pages, E* packed, long context, long dim) {
-    long lanes = dim / LANE<E>;
-    for (long first = 0; first < context; first += WIDTH) {
-        auto* to = (uint32_t*)packed + first / PANEL * lanes * PANEL + first % PANEL;
-        const E* rows[WIDTH];
-        long count = std::min(WIDTH, context - first);
-        for (long i = 0; i < count; ++i) rows[i] = pages.at(first + i);
-        long k = 0;
-        for (; k + WIDTH <= lanes; k += WIDTH) {
-            u32x16 square[16];
-            for (long i = 0; i < WIDTH; ++i)
-                square[i] = i < count ? load<u32x16>(rows[i] + k * LANE<E>) : u32x16{};
-            transpose(square);
-            for (long i = 0; i < WIDTH; ++i) store(to + (k + i) * PANEL, square[i]);
-        }
-        for (; k < lanes; ++k)
-            for (long i = 0; i < WIDTH; ++i)
-                to[k * PANEL + i] = i < count ? load<uint32_t>(rows[i] + k * LANE<E>) : 0;
-        if (count + first == context && first % PANEL == 0)
-            for (long k = 0; k < lanes; ++k) store(to + k * PANEL + WIDTH, u32x16{});
-    }
+    const E* keys[WIDTH];
+    auto flush = [&](long first, long count) {
+        auto* to = (uint32_t*)(packed + first / PANEL * PANEL * dim) + first % PANEL;
+        pack_columns(keys, count, to, dim);
+    };
+    pages.each(context, [&](long position, const E* key) {
+        keys[position % WIDTH] = key;
+        if (position % WIDTH == WIDTH - 1) flush(position + 1 - WIDTH, WIDTH);
+    });
+    for (long first = context / WIDTH * WIDTH; first % PANEL || first < context; first += WIDTH)
+        flush(first, std::max(0L, context - first));
 }
 
 // Values to [context / lane][dim][lane], up to a whole panel; behind the context they are zero.
-void pack_values(const Pages<float>& pages, float* packed, long context, long dim) {
-    for (long t = 0; t < context; ++t) std::memcpy(packed + t * dim, pages.at(t), dim * sizeof(float));
-    long end = (context + PANEL - 1) / PANEL * PANEL;
-    std::memset(packed + context * dim, 0, (end - context) * dim * sizeof(float));
+inline void pack_values(const Pages<float>& pages, float* packed, long context, long dim) {
+    pages.each(context, [&](long position, const float* value) {
+        std::memcpy(packed + position * dim, value, dim * sizeof(float));
+    });
+    long missing = -context & (PANEL - 1);
+    std::memset(packed + context * dim, 0, missing * dim * sizeof(float));
 }
 
-void pack_values(const Pages<bf16>& pages, bf16* packed, long context, long dim) {
+inline void pack_values(const Pages<bf16>& pages, bf16* packed, long context, long dim) {
     auto* to = (uint32_t*)packed;
-    long end = (context + PANEL - 1) / PANEL * PANEL;
-    for (long t = 0; t < end; t += 2, to += dim) {
-        const bf16* even = t < context ? pages.at(t) : nullptr;
-        const bf16* odd = t + 1 < context ? pages.at(t + 1) : nullptr;
+    const bf16* even = nullptr;
+    pages.each(context, [&](long position, const bf16* value) {
+        if (position % 2 == 0) even = value;
+        if (position % 2 == 0 && position + 1 < context) return;
         for (long i = 0; i < dim; i += WIDTH) {
-            u32x16 low = even ? __builtin_convertvector(load<u16x16>(even + i), u32x16) : u32x16{};
-            u32x16 high = odd ? __builtin_convertvector(load<u16x16>(odd + i), u32x16) : u32x16{};
-            store(to + i, low | high << 16);
+            u32x16 pair = __builtin_convertvector(load<u16x16>(even + i), u32x16);
+            if (position % 2) pair |= __builtin_convertvector(load<u16x16>(value + i), u32x16) << 16;
+            store(to + position / 2 * dim + i, pair);
         }
-    }
+    });
+    long used = (context + 1) / 2, end = (context + PANEL - 1) / PANEL * PANEL / 2;
+    std::memset(to + used * dim, 0, (end - used) * dim * sizeof(uint32_t));
 }
 
 // scores[rows][BLOCK] of 32 positions
 template <int ROWS, typename E>
-inline void score_tile(const E* queries, const E* panel, float* scores, long dim, float scale) {
+inline void score_tile(const E* queries, const E* panel, float* scores, long dim) {
     f32x16 total[ROWS][2] = {};
     multiply<ROWS, 2>(total, queries, dim, panel, PANEL * LANE<E>, dim / LANE<E>);
     for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < 2; ++v) store(scores + r * BLOCK + v * WIDTH, total[r][v] * scale);
+        for (int v = 0; v < 2; ++v) store(scores + r * BLOCK + v * WIDTH, total[r][v]);
 }
 
 // outputs[rows][dim] += weights[rows][positions] * values, for VECS * 16 columns
@@ -142,42 +182,43 @@ inline void in_tiles(long rows, Body&& body) {
     last_tile<TILE_ROWS - 1>(rows - row, tile);
 }
 
-inline float largest(f32x16 value) {
-    float best = value[0];
-    for (int i = 1; i < WIDTH; ++i) best = std::max(best, value[i]);
-    return best;
-}
+// The running softmax of one query: the greatest score so far, and the sums, lane by lane, of the
+// weights relative to it.
+struct Running {
+    float greatest = -INFINITY;
+    f32x16 totals = {};
+};
 
-// Turns scores of one row into weights, the first `inside` of `positions` counting; keeps the
-// running maximum and sum, and rescales what the row has summed so far.
-template <typename E>
-inline void soften(float* scores, E* weights, float* output, long dim, long inside, long positions,
-                   float& maximum, float& total) {
-    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    f32x16 best = splat(maximum);
-    for (long i = 0; i < positions; i += WIDTH) {
+inline float greatest(const float* scores, long count, float least) {
+    f32x16 best = splat(least);
+    for (long i = 0; i < count; i += WIDTH) {
         f32x16 s = load_floats(scores + i);
-        s = lanes + (int32_t)i < (int32_t)inside ? s : splat(-INFINITY);
-        store(scores + i, s);
         best = best < s ? s : best;
     }
-    float now = largest(best);
-    if (now == -INFINITY) now = 0;
+    return largest(best);
+}
+
+// Turns the scores of one query into weights. Of `count` positions the first `inside` count, the
+// others weigh nothing. Rescales what the query has summed so far where its greatest score rose.
+template <typename E>
+inline void soften(float* scores, E* weights, float* output, long dim, long inside, long count,
+                   float scale, Running& running) {
+    for (long i = std::max(0L, inside); i < count; ++i) scores[i] = -INFINITY;
+    float now = greatest(scores, count, running.greatest);
+    float shift = now == -INFINITY ? 0 : now * scale;
     f32x16 added{};
-    for (long i = 0; i < positions; i += WIDTH) {
-        f32x16 s = load_floats(scores + i);
-        f32x16 w = s == -INFINITY ? f32x16{} : exponential(s - now);
+    for (long i = 0; i < count; i += WIDTH) {
+        f32x16 w = exponential(load_floats(scores + i) * scale - shift);
         added += w;
         store_floats(weights + i, w);
     }
-    if (now != maximum) {
-        float shrink = std::exp(maximum - now);
-        total *= shrink;
+    if (now != running.greatest) {
+        float shrink = std::exp(running.greatest * scale - shift);
+        running = {now, running.totals * shrink};
         for (long i = 0; i < dim; i += WIDTH)
             store(output + i, load_floats(output + i) * shrink);
-        maximum = now;
     }
-    total += sum(added);
+    running.totals += added;
 }
 
 // `count` queries of one group, the first at `position`; each token's side by side.
@@ -186,9 +227,7 @@ void attend_tile(const Shape& shape, const E* query, E* out, long count, long po
                  Scratch<E>& scratch) {
     float scale = 1.0f / std::sqrt((float)shape.dim);
     long dim = shape.dim, group = shape.group(), rows = count * group, step = shape.heads * dim;
-    float maximum[QUERY_ROWS], total[QUERY_ROWS];
-    std::fill_n(maximum, rows, -INFINITY);
-    std::fill_n(total, rows, 0.0f);
+    Running running[QUERY_ROWS];
     E* queries = scratch.queries.data();
     float* outputs = scratch.outputs.data();
     for (long t = 0; t < count; ++t)
@@ -199,12 +238,12 @@ void attend_tile(const Shape& shape, const E* query, E* out, long count, long po
         in_tiles(rows, [&]<int ROWS>(long row) {
             for (long p = 0; p < positions; p += PANEL)
                 score_tile<ROWS>(queries + row * dim, scratch.keys.data() + (base + p) * dim,
-                                 scratch.scores.data() + row * BLOCK + p, dim, scale);
+                                 scratch.scores.data() + row * BLOCK + p, dim);
         });
         for (long row = 0; row < rows; ++row)
             soften(scratch.scores.data() + row * BLOCK, scratch.weights.data() + row * BLOCK,
-                   outputs + row * dim, dim, position + row / group + 1 - base, positions,
-                   maximum[row], total[row]);
+                   outputs + row * dim, dim, position + row / group + 1 - base, positions, scale,
+                   running[row]);
         in_tiles(rows, [&]<int ROWS>(long row) {
             const E* weights = scratch.weights.data() + row * BLOCK;
             const E* values = scratch.values.data() + base * dim;
@@ -217,11 +256,12 @@ void attend_tile(const Shape& shape, const E* query, E* out, long count, long po
                                      positions);
         });
     }
-    for (long t = 0; t < count; ++t)
-        for (long i = 0; i < group * dim; i += WIDTH) {
-            float share = 1.0f / total[t * group + i / dim];
-            store_floats(out + t * step + i, load_floats(outputs + t * group * dim + i) * share);
-        }
+    for (long row = 0; row < rows; ++row) {
+        float share = 1.0f / sum(running[row].totals);
+        E* to = out + row / group * step + row % group * dim;
+        for (long i = 0; i < dim; i += WIDTH)
+            store_floats(to + i, load_floats(outputs + row * dim + i) * share);
+    }
 }
 
 // All queries of one row in one group; `query` and `out` point at the row's first token.

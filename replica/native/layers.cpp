@@ -108,10 +108,10 @@ struct Gate {
 };
 
 template <int ROWS, typename E, typename Out, typename Then>
-inline void product_tile(const E* x, const E* panel, long depth, Out* out, long stride, long first,
-                         long count, const Then& then) {
+inline void product_tile(const E* x, const E* panel, const E* ahead, long depth, Out* out,
+                         long stride, long first, long count, const Then& then) {
     f32x16 total[ROWS][2] = {};
-    multiply<ROWS, 2>(total, x, depth, panel, PANEL * LANE<E>, depth / LANE<E>);
+    multiply<ROWS, 2>(total, x, depth, panel, PANEL * LANE<E>, depth / LANE<E>, ahead);
     for (int r = 0; r < ROWS; ++r)
         then(out + r * stride + first, total[r][0], total[r][1], first, count);
 }
@@ -131,7 +131,8 @@ void product(const E* x, const E* packed, Out* out, long rows, long columns, lon
             long first = index * Then::columns, count = std::min(columns - first, Then::columns);
             long row = block, end = std::min(rows, block + ROW_BLOCK);
             auto tile = [&]<int ROWS>() {
-                product_tile<ROWS>(x + row * depth, panel, depth, out + row * columns, columns,
+                const E* ahead = row + ROWS == end ? panel + PANEL * depth : nullptr;
+                product_tile<ROWS>(x + row * depth, panel, ahead, depth, out + row * columns, columns,
                                    first, count, then);
             };
             for (; row + TILE_ROWS <= end; row += TILE_ROWS) tile.template operator()<TILE_ROWS>();

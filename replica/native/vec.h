@@ -61,24 +61,41 @@ static inline f32x16 load_floats(const bf16* from) {
 
 // Round to nearest even; NaN stays NaN.
 static inline u16x16 round_to_bf16(f32x16 value) {
+#if defined(__AVX512BF16__)
+    return (u16x16)_mm512_cvtneps_pbh((__m512)value);
+#else
     u32x16 bits = (u32x16)value;
     u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     u32x16 quiet = (bits >> 16) | 0x40;
     return __builtin_convertvector(value == value ? rounded : quiet, u16x16);
+#endif
 }
 
 static inline void store_floats(float* to, f32x16 value) { store(to, value); }
 
 static inline void store_floats(bf16* to, f32x16 value) { store(to, round_to_bf16(value)); }
 
-static inline float sum(f32x16 value) {
-    float total = 0;
-    for (int i = 0; i < WIDTH; ++i) total += value[i];
-    return total;
+// Folds the 16 numbers into one, halves first: a short chain, and always the same order.
+template <typename Join>
+static inline float fold(f32x16 value, Join&& join) {
+    for (int half : {8, 4, 2, 1}) {
+        i32x16 across = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        value = join(value, __builtin_shuffle(value, across ^ half));
+    }
+    return value[0];
 }
 
-// e**x for x <= 88; NaN stays NaN
+static inline float sum(f32x16 value) {
+    return fold(value, [](f32x16 a, f32x16 b) { return a + b; });
+}
+
+static inline float largest(f32x16 value) {
+    return fold(value, [](f32x16 a, f32x16 b) { return a < b ? b : a; });
+}
+
+// e**x for x <= 88; below -87 it is zero, NaN stays NaN
 static inline f32x16 exponential(f32x16 x) {
+    f32x16 given = x;
     x = x < -87.0f ? splat(-87.0f) : x;
     f32x16 shifted = x * 1.44269504f + 12582912.0f;  // rounds to a whole number in the low bits
     f32x16 n = shifted - 12582912.0f;
@@ -91,7 +108,7 @@ static inline f32x16 exponential(f32x16 x) {
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
     i32x16 power = (((i32x16)shifted - 0x4b400000) + 127) << 23;
-    return x == x ? p * (f32x16)power : x;
+    return given < -87.0f ? f32x16{} : p * (f32x16)power;
 }
 
 // total + splat(lane at a) * lanes of b, for float
@@ -115,11 +132,15 @@ static inline f32x16 multiply_add(f32x16 total, const bf16* a, u32x16 b) {
 static inline f32x16 load_lanes(const float* from) { return load<f32x16>(from); }
 static inline u32x16 load_lanes(const bf16* from) { return load<u32x16>(from); }
 
-// total[ROWS][VECS * 16] += a[ROWS][depth lanes] * b[depth][VECS * 16 lanes]
+// total[ROWS][VECS * 16] += a[ROWS][depth lanes] * b[depth][VECS * 16 lanes]; fetches as much from
+// `ahead` into the cache as it reads of b, where there is such
 template <int ROWS, int VECS, typename E>
 static inline void multiply(f32x16 (&total)[ROWS][VECS], const E* a, long a_step, const E* b,
-                            long b_step, long depth) {
+                            long b_step, long depth, const E* ahead = nullptr) {
     for (long k = 0; k < depth; ++k) {
+        if (ahead)
+            for (int v = 0; v < VECS; ++v)
+                __builtin_prefetch(ahead + k * b_step + v * WIDTH * LANE<E>);
         decltype(load_lanes(b)) column[VECS];
         for (int v = 0; v < VECS; ++v) column[v] = load_lanes(b + k * b_step + v * WIDTH * LANE<E>);
         for (int r = 0; r < ROWS; ++r)
