@@ -26,7 +26,10 @@ MAX_OCCUPANCY_WEIGHT = 4.0
 """Who comes next waits for this prefill too: of two ways to the same TTFT the cheaper one wins, so
 siblings of a cold prefix wait for it rather than compute it everywhere."""
 
-REUSE_WEIGHT = 0.5
+REUSE_GUESS = 0.5
+REUSE_GUESS_TOKENS = 10_000
+"""Before a replica has seen so many prompt tokens, its own hit ratio says little."""
+
 LATENESS_WEIGHT = 4.0
 SUSPECT_MS = 250.0
 MAX_BACKLOG_AGEING_MS = 500.0
@@ -203,13 +206,17 @@ def _blocks(demand: Demand) -> int:
 
 def _eviction_ms(needed: int, block_tokens: int, member: Member, at: Standing) -> float:
     """Cached blocks that must go, by what it takes to compute them again and how likely that is:
-    where much of all prompts is found cached, what is cached is needed."""
+    where much of all prompts is found cached, what is cached is needed. The fuller a replica, the
+    sooner it must evict, so room that is left elsewhere is used first."""
     load = member.load
-    evicted = min(max(0, needed - max(0, at.free_blocks)), at.cached_blocks)
-    if load is None or not evicted or not load.prompt_tokens_total:
+    if load is None or needed <= 0:
         return 0.0
-    reused = min(1.0, load.cached_tokens_total / load.prompt_tokens_total)
-    return REUSE_WEIGHT * reused * member.prefill.b * evicted * block_tokens
+    free = max(0, at.free_blocks)
+    fullness = 1.0 - min(1.0, free / max(1, at.total_blocks))
+    evicted = min(max(needed - free, needed * fullness**2), at.cached_blocks)
+    cached = load.cached_tokens_total + REUSE_GUESS * REUSE_GUESS_TOKENS
+    reused = min(1.0, cached / (load.prompt_tokens_total + REUSE_GUESS_TOKENS))
+    return reused * member.prefill.b * evicted * block_tokens
 
 
 def _overload_ms(demand: Demand, needed: int, member: Member, at: Standing, now_s: float) -> float:

@@ -86,6 +86,11 @@ class Member:
         """Whether the link reaches this very life."""
         return self.link_boot == self.boot
 
+    @property
+    def total_blocks(self) -> int:
+        """KV blocks that it can use now."""
+        return self.hello.total_blocks if self.load is None else self.load.total_blocks
+
     def state(self, now_s: float) -> ReplicaState:
         """The state now."""
         if self.misfits:

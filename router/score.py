@@ -90,8 +90,7 @@ class Scorer:
         if member.replica in query.exclude:
             return "excluded"
         needed = -(-(query.prompt_tokens + 1) // query.block_tokens)
-        too_long = query.prompt_tokens >= member.hello.context_tokens
-        if too_long or needed > member.hello.total_blocks:
+        if query.prompt_tokens >= member.hello.context_tokens or needed > member.total_blocks:
             return "too_long"
         return member.unavailable(now_s)
 

@@ -1,37 +1,71 @@
-"""Which prefixes are hot: the share of recent requests that went beyond a shared prefix there.
+"""Which prefixes are hot: the share of recent requests whose prompts go through them.
 
 A prefix that most requests share must not pull all of them to its first holder: it deserves as many
-holders as its share of the traffic. Counted over the last requests, so that no clock is needed.
+holders as its share of the traffic. Watched are the places where prompts were seen to part from
+what was known; counted over the last requests, so that no clock is needed.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from typing import NamedTuple, TypeVar
+
+from kvstore.identity import BlockKey, KeyChain
+
+T = TypeVar("T")
 
 WINDOW_REQUESTS = 256
 HOT_REQUESTS = 8
+MAX_DEPTHS = 64
+
+
+class _Seen(NamedTuple):
+    """The watched prefixes that one request went through, and the depth that it watches itself."""
+
+    keys: tuple[BlockKey, ...]
+    depth: int
 
 
 class PrefixHeat:
-    """A sliding window over the last shared block of each request (b"" where none was shared)."""
+    """A sliding window over the last requests."""
 
     def __init__(self, window: int = WINDOW_REQUESTS) -> None:
-        self._recent: deque[bytes] = deque(maxlen=window)
-        self._counts: Counter[bytes] = Counter()
+        self._recent: deque[_Seen] = deque(maxlen=window)
+        self._counts: Counter[BlockKey] = Counter()
+        self._depths: Counter[int] = Counter()
 
-    def note(self, key: bytes) -> None:
-        """One more request whose longest known prefix ends with this block."""
+    def note(self, chain: KeyChain, shared_blocks: int) -> None:
+        """One more request, whose first `shared_blocks` blocks were known somewhere."""
         if len(self._recent) == self._recent.maxlen:
-            oldest = self._recent[0]
-            self._counts[oldest] -= 1
-            if not self._counts[oldest]:
-                del self._counts[oldest]
-        self._recent.append(key)
-        self._counts[key] += 1
+            self._forget(self._recent[0])
+        keys = [
+            key
+            for depth in self._depths
+            if 0 < depth <= len(chain) and depth != shared_blocks
+            if (key := chain[depth - 1]) in self._counts
+        ]
+        depth = shared_blocks if self._watchable(shared_blocks) else 0
+        if depth:
+            keys.append(chain[depth - 1])
+        self._depths[depth] += 1
+        self._counts.update(keys)
+        self._recent.append(_Seen(tuple(keys), depth))
 
-    def holders_deserved(self, key: bytes, replicas: int) -> int:
-        """How many of `replicas` should hold this prefix; 0 while it isn't hot."""
-        count = self._counts[key] if key else 0
-        if count < HOT_REQUESTS:
-            return 0
-        return round(replicas * count / len(self._recent))
+    def holders_deserved(self, chain: KeyChain, shared_blocks: int, replicas: int) -> int:
+        """How many of `replicas` should hold the first `shared_blocks`; 0 while they aren't hot."""
+        count = self._counts[chain[shared_blocks - 1]] if shared_blocks else 0
+        return round(replicas * count / len(self._recent)) if count >= HOT_REQUESTS else 0
+
+    def _watchable(self, depth: int) -> bool:
+        return depth in self._depths or len(self._depths) < MAX_DEPTHS
+
+    def _forget(self, seen: _Seen) -> None:
+        _take(self._depths, seen.depth)
+        for key in seen.keys:
+            _take(self._counts, key)
+
+
+def _take(counts: Counter[T], item: T) -> None:
+    counts[item] -= 1
+    if not counts[item]:
+        del counts[item]

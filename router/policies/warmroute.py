@@ -38,7 +38,7 @@ class Warmroute:
 
     def placed(self, query: RouteQuery, candidates: Sequence[Candidate], pick: Pick) -> None:
         """Remember the prefix and the place."""
-        self._heat.note(_key(query, _longest(candidates)))
+        self._heat.note(query.chain, _longest(candidates))
         if len(self._recent) == self._recent.maxlen:
             self._placed[self._recent[0]] -= 1
         self._recent.append(pick.candidate.replica)
@@ -59,7 +59,7 @@ class Warmroute:
         rng: random.Random,
     ) -> Candidate | None:
         shared = _longest(candidates)
-        deserved = self._heat.holders_deserved(_key(query, shared), len(candidates))
+        deserved = self._heat.holders_deserved(query.chain, shared, len(candidates))
         others = [c for c in candidates if c.overlap_blocks < shared]
         if best in others or len(candidates) - len(others) >= deserved:
             return None
@@ -74,7 +74,3 @@ def _waiting_ms(candidate: Candidate) -> float:
 
 def _longest(candidates: Sequence[Candidate]) -> int:
     return max(candidate.overlap_blocks for candidate in candidates)
-
-
-def _key(query: RouteQuery, blocks: int) -> bytes:
-    return query.chain[blocks - 1] if blocks else b""

@@ -21,7 +21,7 @@ import numpy as np
 from configs.schema import RouterConfig
 from events.decision import RouteDecision
 from events.digest import CountingDigest, halves_of
-from events.load import DigestShape, PrefillFit
+from events.load import DigestShape, PrefillFit, ReplicaHello
 from kvstore.identity import KeyChain
 from router.choose import RouterBrain
 from router.expected import pool_name
@@ -29,18 +29,17 @@ from router.fleet import Fleet
 from router.route import Outcome, RouteQuery
 from tests.router.brain.kit import EXPECTED, LAYOUT, Clock, hello, load
 
-BLOCK_TOKENS = 512
+TRACE_BLOCK_TOKENS = 512
 BUS_S = 0.06
 REPORT_S = 0.25
 DECODE_S_PER_TOKEN = 0.01
-HELLO = hello(
-    layout=msgspec.structs.replace(LAYOUT, block_tokens=BLOCK_TOKENS),
+TRACE_HELLO = hello(
+    layout=msgspec.structs.replace(LAYOUT, block_tokens=TRACE_BLOCK_TOKENS),
     digest=DigestShape(bits=1 << 15, k=8),
     context_tokens=1 << 20,
     max_running=512,
     device="cuda",
 )
-POOL = pool_name(HELLO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def mooncake(path: Path, rows: int) -> list[Call]:
     rng = random.Random(7)
     for line in path.read_text().splitlines()[:rows]:
         row = json.loads(line)
-        full = row["input_length"] // BLOCK_TOKENS
+        full = row["input_length"] // TRACE_BLOCK_TOKENS
         keys = tuple(mmh3.hash_bytes(str(number)) for number in row["hash_ids"][:full])
         at_s = row["timestamp"] / 1e3 + rng.uniform(0, 3)
         calls.append(Call(at_s, row["input_length"], row["output_length"], keys))
@@ -91,15 +90,17 @@ def mooncake(path: Path, rows: int) -> list[Call]:
 class Replica:
     """One prefill at a time, then decode beside the others; blocks cached after their prefill."""
 
-    def __init__(self, name: str, blocks: int, fit: PrefillFit) -> None:
+    def __init__(self, name: str, blocks: int, fit: PrefillFit, shape: DigestShape) -> None:
         self.name, self.blocks, self.fit = name, blocks, fit
         self.waiting: deque[tuple[Call, RouteDecision]] = deque()
         self.busy = False
         self.running: dict[str, int] = {}
         self.cache: OrderedDict[bytes, None] = OrderedDict()
-        self.digest = CountingDigest(HELLO.digest)
+        self.digest = CountingDigest(shape)
         self.seq = 0
         self.seen = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
 
     def cached_blocks(self, call: Call) -> int:
         depth = 0
@@ -122,14 +123,25 @@ class Replica:
 class Replay:
     """Runs one policy over one trace."""
 
-    def __init__(self, policy: str, replicas: int, blocks: int, tokens_per_s: float) -> None:
+    def __init__(
+        self,
+        policy: str,
+        replicas: int,
+        blocks: int,
+        tokens_per_s: float,
+        says: ReplicaHello = TRACE_HELLO,
+    ) -> None:
         self.clock = Clock()
-        self.fleet = Fleet(replace(EXPECTED, block_tokens=frozenset({BLOCK_TOKENS})), self.clock)
+        self.says = says
+        self.block_tokens = says.layout.block_tokens
+        self.fleet = Fleet(replace(EXPECTED, block_tokens=frozenset()), self.clock)
         self.brain = RouterBrain(
             self.fleet, RouterConfig(policy=policy), self.clock, random.Random(3)
         )
         fit = PrefillFit(5.0, 1e3 / tokens_per_s, 0.0, 1.0)
-        self.replicas = {f"r{n}": Replica(f"r{n}", blocks, fit) for n in range(replicas)}
+        self.replicas = {
+            f"r{n}": Replica(f"r{n}", blocks, fit, says.digest) for n in range(replicas)
+        }
         self.report = Report()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
@@ -140,9 +152,9 @@ class Replay:
         calls = list(calls)
         start_s = self.clock.now_s
         for name, replica in self.replicas.items():
-            self.fleet.on_hello(name, 1, HELLO)
+            self.fleet.on_hello(name, 1, self.says)
             self.fleet.link_state(name, 1, True)
-            self.fleet.on_digest_reset(name, 1, 1, 0, HELLO.digest, replica.digest.snapshot())
+            self.fleet.on_digest_reset(name, 1, 1, 0, self.says.digest, replica.digest.snapshot())
             self._at(0.0, lambda replica=replica: self._publish(replica))
         for call in calls:
             self._at(call.at_s - calls[0].at_s, lambda call=call: self._arrive(call))
@@ -162,11 +174,11 @@ class Replay:
             request_id=str(self._order),
             attempt=1,
             tenant="t",
-            pool=POOL,
+            pool=pool_name(self.says),
             chain=KeyChain(b"".join(call.keys), b""),
             prompt_tokens=call.prompt_tokens,
             max_tokens=call.output_tokens,
-            block_tokens=BLOCK_TOKENS,
+            block_tokens=self.block_tokens,
         )
         decision = self.brain.decide(query)
         assert isinstance(decision, RouteDecision)
@@ -182,7 +194,7 @@ class Replay:
             return
         replica.busy = True
         call, decision = replica.waiting.popleft()
-        cached = min(replica.cached_blocks(call) * BLOCK_TOKENS, call.prompt_tokens - 1)
+        cached = min(replica.cached_blocks(call) * self.block_tokens, call.prompt_tokens - 1)
         took_ms = replica.fit.predict_ms(cached, call.prompt_tokens - cached)
         self._at(1e-3 * took_ms, lambda: self._first_token(replica, call, decision, cached))
 
@@ -191,6 +203,8 @@ class Replay:
     ) -> None:
         replica.busy = False
         replica.store(call)
+        replica.prompt_tokens += call.prompt_tokens
+        replica.cached_tokens += cached
         replica.running[decision.decision_id] = call.prompt_tokens
         ttft_s = self.clock.now_s - self._arrived_s.pop(decision.decision_id)
         self.report.ttft_s.append(ttft_s)
@@ -213,7 +227,7 @@ class Replay:
         replica.seq += 1
         seq = replica.seq
         queued = sum(
-            call.prompt_tokens - replica.cached_blocks(call) * BLOCK_TOKENS
+            call.prompt_tokens - replica.cached_blocks(call) * self.block_tokens
             for call, _ in replica.waiting
         )
         report = load(
@@ -228,6 +242,8 @@ class Replay:
             prefill=replica.fit,
             decode=msgspec.structs.replace(load().decode, base=10.0, per_row=0.1),
             seen={self.brain.router_boot: replica.seen},
+            prompt_tokens_total=replica.prompt_tokens,
+            cached_tokens_total=replica.cached_tokens,
         )
 
         def arrive() -> None:
