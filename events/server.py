@@ -118,9 +118,11 @@ class EmbeddedNats:
         )
         try:
             await asyncio.wait_for(self._until_ready(), timeout_s)
-        except TimeoutError:
+        except BaseException as error:
             await self.stop()
-            raise BusError(f"nats-server did not answer within {timeout_s:g} s") from None
+            if isinstance(error, TimeoutError):
+                raise BusError(f"nats-server did not answer within {timeout_s:g} s") from None
+            raise
 
     async def healthy(self) -> bool:
         """Whether our own child answers on the port."""

@@ -138,6 +138,18 @@ async def test_it_starts_over_what_a_killed_one_left(tmp_path: Path) -> None:
     await second.stop()
 
 
+async def test_a_cancelled_start_leaves_no_child(tmp_path: Path) -> None:
+    server = EmbeddedNats(tmp_path, CLUSTER, ("r0",))
+    starting = asyncio.create_task(server.start())
+    await until(lambda: server.pid)
+    pid = server.pid
+    assert pid
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert not server.running
+    assert not _alive(pid)
+
+
 CHILD = """
 import asyncio, sys
 from pathlib import Path
