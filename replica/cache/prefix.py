@@ -156,11 +156,11 @@ class PrefixCache:
         return dropped
 
     def park(self, blocks: int) -> int:
-        """Take `blocks` blocks out of use, or as many as nobody uses now, in place of those that
-        were parked before; returns how many are parked."""
-        for block in self.parked:
-            self.pool.free(block)
-        self.parked = self.allocate(min(blocks, self.available))
+        """Keep `blocks` blocks out of use, or as many of them as nobody uses now; returns how many
+        are parked."""
+        while len(self.parked) > blocks:
+            self.pool.free(self.parked.pop())
+        self.parked += self.allocate(min(blocks - len(self.parked), self.available))
         return len(self.parked)
 
     def nodes(self) -> dict[bytes, Node]:

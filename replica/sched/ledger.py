@@ -1,9 +1,9 @@
 """The ledger admits: granted, later (with a reason), or never (with the error to say).
 
 Blocks for decoding to come are reserved by the peak formula: sort by remaining length, and take the
-largest need at any moment when one of the requests ends. A request looks ahead for a horizon that
-doubles each time it is preempted. So it can be preempted and resumed only a few times before its
-whole remaining length is reserved, and ping-pong is bounded.
+largest need at any moment when one of the requests ends, within a horizon. Beyond the horizon it is
+preemption that makes room. That can't go back and forth: what a request gave up is taken by one
+ahead of it, so it finds its blocks again only after one of those has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from replica.sched.refusals import bad_request, too_long
 from replica.sched.request import Request
 
 HORIZON_TOKENS = 64
-MAX_DOUBLINGS = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +121,25 @@ class Ledger:
         )
 
     def _peak(self, candidate: Request, hit_blocks: int, running: Sequence[Request]) -> int:
-        """The most blocks that will be needed at once within the candidate's horizon."""
+        """The most blocks that will be needed at once within the horizon."""
         block_tokens = self.limits.block_tokens
-        horizon = self.limits.horizon_tokens << min(candidate.preemptions, MAX_DOUBLINGS)
+        horizon = self.limits.horizon_tokens
         entries = [(request.remaining, request, len(request.blocks)) for request in running]
         entries.append((candidate.remaining, candidate, hit_blocks))
         entries.sort(key=lambda entry: -entry[0])
         # Who ends earlier than an entry has returned by then what it holds beyond its prefix.
-        returned = sum(self._returns(request, horizon) for request in running)
+        returned = sum(self._returns(request) for request in running)
         peak = missing_tokens = 0
         for alive, (remaining, request, held) in enumerate(entries, 1):
             if request is not candidate:
-                returned -= self._returns(request, horizon)
+                returned -= self._returns(request)
             missing_tokens += len(request.tokens) + block_tokens - 1 - held * block_tokens
             needed = (missing_tokens + alive * min(remaining, horizon)) // block_tokens
             peak = max(peak, needed - returned)
         return peak
 
-    def _returns(self, request: Request, horizon: int) -> int:
+    def _returns(self, request: Request) -> int:
         """Blocks that a running request gives back when it ends, if that is within the horizon."""
-        if request.remaining > horizon:
+        if request.remaining > self.limits.horizon_tokens:
             return 0
         return max(0, len(request.blocks) - request.cached_tokens // self.limits.block_tokens)

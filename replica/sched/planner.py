@@ -121,17 +121,12 @@ class Planner:
     def _victim(self, place: int) -> Request | None:
         """Who gives blocks to the running request at `place`: held ones first, then the far end.
 
-        It must free something now; failing that, it must share blocks with other candidates only,
-        so that they come free with the last of these.
+        It must free something now. Whoever computes has a block of its own, or shares it with one
+        that went further; so if nobody frees anything, the candidates hold nothing of use at all.
         """
         behind = self._table.running[place + 1 :]
-        candidates = [*reversed(self._table.held), *reversed(behind)]
-        for request in candidates:
+        for request in (*reversed(self._table.held), *reversed(behind)):
             if self._cache.frees(request.blocks):
-                return request
-        users = Counter(block for request in candidates for block in request.blocks)
-        for request in candidates:
-            if any(self._cache.pool.refs(block) == users[block] for block in request.blocks):
                 return request
         return None
 

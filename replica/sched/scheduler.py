@@ -49,6 +49,7 @@ class Scheduler:
         self.last_plan = PlanId(0)
         self.next_deadline_s = NEVER_S
         self._committer = Committer(limits, self.lifecycle, next_key)
+        self._spare_blocks = 0
         self._policy = policy
         self._after_commit = after_commit
 
@@ -99,13 +100,13 @@ class Scheduler:
         self._committer.commit(plan, result)
         self.in_flight = None
         self.timing.observe(plan, result.device_ms)
-        self._check()
+        self._landed()
 
     def fail(self) -> None:
         """The plan in flight raised: nothing of it was computed."""
         self._committer.fail(self._landing())
         self.in_flight = None
-        self._check()
+        self._landed()
 
     def take_outputs(self) -> tuple[ChildOutput, ...]:
         """Outputs since the last call, at most one per child if called after each phase."""
@@ -113,15 +114,15 @@ class Scheduler:
         self.lifecycle.outputs.clear()
         return outputs
 
-    def clear_cache(self, limit_blocks: int | None) -> int:
+    def clear_cache(self, limit_blocks: int | None = None) -> int:
         """Drop every cached block that nobody uses; returns how many.
 
-        From then on at most `limit_blocks` blocks are used, counting those that are in use now.
+        From then on at most `limit_blocks` blocks are used, as soon as those in use allow it.
         """
         dropped = self.cache.clear()
         total = self.limits.total_blocks
-        spare = 0 if limit_blocks is None else total - min(max(limit_blocks, 1), total)
-        self.ledger.usable_blocks = total - self.cache.park(spare)
+        self._spare_blocks = 0 if limit_blocks is None else max(total - max(limit_blocks, 1), 0)
+        self._park()
         return dropped
 
     def queued_prefill_tokens(self) -> int:
@@ -142,9 +143,15 @@ class Scheduler:
             raise InvariantError("no plan is in flight")
         return self.in_flight
 
-    def _check(self) -> None:
+    def _landed(self) -> None:
+        if len(self.cache.parked) < self._spare_blocks:
+            self._park()
         if self._after_commit is not None:
             self._after_commit(self)
+
+    def _park(self) -> None:
+        parked = self.cache.park(self._spare_blocks)
+        self.ledger.usable_blocks = self.limits.total_blocks - parked
 
     def _expect(self, request: Request) -> None:
         block_tokens = self.limits.block_tokens

@@ -71,6 +71,8 @@ class Driver:
     def drain(self) -> None:
         """Let everybody end: right, but for those whom somebody ended."""
         self.end()
+        if self.bench.scheduler.cache.parked:
+            self.bench.scheduler.clear_cache()
         for child in self.bench.specs:
             self.bench.scheduler.lifecycle.resume(ChildId(child))
         self.bench.run()
@@ -154,9 +156,9 @@ class EngineMachine(RuleBasedStateMachine):
     def preempt(self, child: ChildId) -> None:
         self.driver.preempt(child)
 
-    @rule()
-    def clear(self) -> None:
-        self.driver.bench.scheduler.cache.clear()
+    @rule(limit_blocks=st.sampled_from([None, 4, 8]))
+    def clear(self, limit_blocks: int | None) -> None:
+        self.driver.bench.scheduler.clear_cache(limit_blocks)
 
     @invariant()
     def promises(self) -> None:
@@ -213,7 +215,7 @@ def random_steps(seed: int, steps: int) -> None:
         elif word < 0.36 and children:
             driver.preempt(rng.choice(children[-12:]))
         elif word < 0.365:
-            bench.scheduler.cache.clear()
+            bench.scheduler.clear_cache(rng.choice([None, None, 7]))
         elif driver.plan is None:
             driver.begin()
         else:

@@ -65,6 +65,22 @@ def test_a_bounded_cache_uses_no_more_blocks_until_it_is_unbounded() -> None:
         assert rig.engine.load().total_blocks == 40
 
 
+def test_a_bound_that_comes_in_the_middle_of_a_step_holds_when_there_is_room() -> None:
+    with running(total_blocks=40) as (rig, runner):
+        rig.assert_right(runner, rig.submit(tokens_of(1, 60)))
+        gate = runner.faults.gates[5] = Event()
+        runner.started.clear()
+        child = rig.submit(tokens_of(2, 17), sampling(9))
+        assert runner.started.wait(WAIT_S)
+        clearer = Thread(target=rig.engine.clear_cache, args=(12,))
+        clearer.start()
+        gate.set()
+        clearer.join(WAIT_S)
+        rig.assert_right(runner, child)
+        rig.sink.wait(lambda: rig.engine.load().total_blocks == 12)
+        assert rig.engine.load().free_blocks + rig.engine.load().cached_blocks <= 12
+
+
 def test_keys_of_answers_chain_on_with_the_cluster_key() -> None:
     with running() as (rig, runner):
         prompt = tokens_of(1, 10)
