@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Alarms:
         self._clock = clock
         self._active: dict[tuple[str, str], Alarm] = {}
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Alarm]:
         return iter(sorted(self._active.values(), key=lambda alarm: (alarm.name, alarm.replica)))
 
     def __len__(self) -> int:

@@ -149,6 +149,10 @@ class RouterBrain:
         if self._on_outcome is not None:
             self._on_outcome(report)
 
+    def cache_cleared(self, replica: str) -> None:
+        """The replica was told to forget its cache: what was promised there is gone too."""
+        self.optimistic.forget_replica(replica)
+
     def _choose(self, query: RouteQuery, now_s: float) -> tuple[Field, Pick | NoReplica]:
         field = self._scorer.survey(query, self._output_tokens, now_s)
         if not field.scored:

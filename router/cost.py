@@ -127,7 +127,7 @@ def credit(member: Member, now_s: float) -> float:
     if member.unknown_since_s is not None:
         return member.trust.value
     stale_s = max(0.0, now_s - member.digest_at_s - FRESH_DIGEST_S)
-    return member.trust.value * 0.5 ** (stale_s / DIGEST_HALF_LIFE_S)
+    return member.trust.value * math.exp2(-stale_s / DIGEST_HALF_LIFE_S)
 
 
 def price(

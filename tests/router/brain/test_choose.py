@@ -104,6 +104,13 @@ def test_siblings_of_a_cold_prefix_follow_it_before_any_digest_comes() -> None:
     assert sibling.predicted_cached_tokens == 128 * 16
 
 
+def test_a_cleared_cache_leaves_no_promise() -> None:
+    world = World(2)
+    replica = world.decide(P).replica
+    world.brain.cache_cleared(replica)
+    assert world.decide(P).predicted_cached_tokens == 0
+
+
 def test_the_terms_shown_are_the_terms_that_decide() -> None:
     world = World(3)
     world.hold("r2", P)
