@@ -31,6 +31,7 @@ CACHE_SHARE = 0.6
 """Share of the load's blocks that each replica may hold."""
 
 UTILISATION = 0.9
+QUICK_UTILISATION = 1.5
 """Arrivals per second as a multiple of what the cluster can serve without any cache."""
 
 
@@ -74,6 +75,7 @@ class Demo:
         self._url = flags.url or f"http://{router.host}:{router.port}"
         self._card: ModelCard = load_card(Path(self._config.model.path))
         self._block_tokens = self._config.replicas[0].block_tokens
+        self._utilisation = QUICK_UTILISATION if flags.quick else UTILISATION
 
     def _ceiling(self) -> CeilingCache:
         return CeilingCache(self._card, self._block_tokens)
@@ -116,7 +118,7 @@ class Demo:
             "max_tokens": load.max_tokens,
             "cache_blocks_per_replica": limit,
             "requests_per_s": rate,
-            "utilisation_without_cache": UTILISATION,
+            "utilisation_without_cache": self._utilisation,
             "replicas": len(replicas),
         }
         result = summary(runs, settings)
@@ -129,7 +131,7 @@ class Demo:
         """The arrivals, at a rate that follows from how fast this machine is when cold."""
         await admin.clear_caches()
         cold_s = await runner.cold_request_s()
-        rate = UTILISATION * replicas / cold_s
+        rate = self._utilisation * replicas / cold_s
         turns = arrivals(
             TENANTS,
             len(load.conversations[0].questions),

@@ -94,17 +94,23 @@ def plot(runs: list[PolicyRun], result: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for run in runs:
+    colors = [f"C{index}" for index in range(len(runs))]
+    for run, color in zip(runs, colors, strict=True):
         ttft = sorted(sample.ttft_ms for sample in run.samples if not sample.error)
         share = [(rank + 1) / len(ttft) for rank in range(len(ttft))]
-        left.step(ttft, share, where="post", label=run.policy)
+        left.step(ttft, share, where="post", label=run.policy, color=color)
     left.set(
         xscale="log", xlabel="TTFT, ms", ylabel="share of requests", title="time to first token"
     )
     left.grid(alpha=0.3)
     left.legend()
     names = [run.policy for run in runs]
-    right.bar(names, [result["policies"][name]["cached_token_ratio"] for name in names], width=0.5)
+    right.bar(
+        names,
+        [result["policies"][name]["cached_token_ratio"] for name in names],
+        width=0.5,
+        color=colors,
+    )
     right.axhline(result["cached_token_ceiling"], color="black", linestyle="--", linewidth=1)
     right.set(
         ylim=(0, 1),
