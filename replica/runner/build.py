@@ -14,9 +14,9 @@ from events.load import KVLayout
 from replica.attention.base import HeadShape, PagedAttention
 from replica.attention.cpu_native import NativePagedAttention
 from replica.attention.torch_paged import TorchPagedAttention
+from replica.models.kernels import Kernels
 from replica.models.llama import Llama
 from replica.models.load import load_llama
-from replica.models.kernels import Kernels
 from replica.models.native_kernels import NativeKernels
 from replica.models.rope import RopeTable
 from replica.models.torch_kernels import TorchKernels

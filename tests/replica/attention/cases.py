@@ -81,9 +81,7 @@ def build_case(
     random = torch.Generator().manual_seed(1)
     keys, values = [], []
     for row in rows:
-        past = torch.randn(
-            2, row.start, shape.kv_heads, shape.head_dim, generator=random
-        ).to(dtype)
+        past = torch.randn(2, row.start, shape.kv_heads, shape.head_dim, generator=random).to(dtype)
         keys.append(past[0])
         values.append(past[1])
         for position in range(row.start):

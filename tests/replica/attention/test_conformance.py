@@ -70,7 +70,9 @@ def test_padding_rows_touch_nothing_but_the_dump(name: str) -> None:
         backend.rotate_and_store(qkv, case.rope, case.cache, padded), case.cache, padded
     )
     torch.testing.assert_close(found[:2], alone, rtol=0, atol=1e-6)
-    torch.testing.assert_close(case.cache.keys[:dump], before[:dump], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        case.cache.keys[:dump], before[:dump], rtol=0, atol=0, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
