@@ -81,6 +81,10 @@ class Gateway:
         await self._feed.start()
         await self._dashboard.start()
 
+    async def meet_replicas(self, timeout_s: float) -> bool:
+        """Until a request could be routed; False when that takes too long."""
+        return await self.services.links.wait_up(timeout_s)
+
     async def drain(self) -> None:
         """Say not-ready, then let what is inside finish, within the configured time."""
         self.services.lifecycle.draining = True

@@ -109,6 +109,11 @@ class ReplicaLink:
         """Dial until closed."""
         self._task = asyncio.create_task(self._dial_forever())
 
+    def announce(self) -> None:
+        """Tell the state again: to a fleet that had forgotten this replica meanwhile."""
+        if self.up:
+            self._on_state(self.target.replica, self.target.boot, True)
+
     async def close(self) -> None:
         """Leave; whatever is still in the table fails at once."""
         self._down("closed")
@@ -207,7 +212,7 @@ class ReplicaLink:
     def _rise(self) -> None:
         self.state = "up"
         self._reached = True
-        self._on_state(self.target.replica, self.target.boot, True)
+        self.announce()
 
     def _check_welcome(self, message: aiohttp.WSMessage) -> None:
         if message.type is not aiohttp.WSMsgType.BINARY:

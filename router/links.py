@@ -54,6 +54,7 @@ class Links:
         self._allow = allow
         self._identity = identity
         self._on_state = on_state
+        self._changed = asyncio.Event()
         self._links: dict[str, ReplicaLink] = {}
         self._leaving: dict[LinkTarget, ReplicaLink] = {}
         self._rejected: set[LinkTarget] = set()
@@ -85,6 +86,17 @@ class Links:
         """The links that requests can be sent on."""
         return [link for link in self._links.values() if link.up]
 
+    async def wait_up(self, timeout_s: float) -> bool:
+        """Until at least one link is up; False when that takes too long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.up():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def all(self) -> list[ReplicaLink]:
         """Every current link."""
         return list(self._links.values())
@@ -98,6 +110,10 @@ class Links:
     def late_deltas(self) -> int:
         """Deltas that came for nobody, on the links of now."""
         return sum(link.counts["late_deltas"] for link in self.all())
+
+    def _tell(self, replica: str, boot: int, up: bool) -> None:
+        self._on_state(replica, boot, up)
+        self._changed.set()
 
     async def _follow(self) -> None:
         while True:
@@ -122,8 +138,9 @@ class Links:
     def _link_to(self, target: LinkTarget) -> ReplicaLink:
         returning = self._leaving.pop(target, None)
         if returning is not None:
+            returning.announce()
             return returning
-        link = ReplicaLink(target, self._session, self._identity, self._on_state)
+        link = ReplicaLink(target, self._session, self._identity, self._tell)
         link.start()
         return link
 

@@ -30,6 +30,9 @@ from router.gateway import Gateway
 
 _PR_SET_PDEATHSIG = 1
 _SPARE_FILES = 1_024
+MEET_S = 2.0
+"""READY waits that long for replicas that are there already: then none of the first requests is
+refused. Without any it comes all the same, and /ready tells."""
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -75,6 +78,7 @@ async def _serve(config: ClusterConfig) -> None:
     gateway = Gateway(config, card, bus)
     try:
         await gateway.start()
+        await gateway.meet_replicas(MEET_S)
         print(f"READY {gateway.url}", flush=True)
         await stop.wait()
         await gateway.drain()

@@ -15,7 +15,7 @@ from router.dispatch import Job
 from router.route import NoReplica, Outcome, RouteQuery
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     """Wait for a condition on this loop; fails by TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (it watches many kinds of state)

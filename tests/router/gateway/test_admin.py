@@ -1,0 +1,212 @@
+"""/router/*: what is told, what can be changed, and by whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from events.decision import RouteDecision, RouteOutcome
+from events.subjects import split
+from router.gate import ADMIN_HEADER
+from tests.fakes.replica import silent
+from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
+from tests.router.gateway.kit import until
+
+SYSTEM = [{"role": "system", "content": "You are the common head of all tenants. " * 8}]
+CHANGING = [
+    ("PUT", "/router/policy", {"policy": "round_robin"}),
+    ("PUT", "/router/tenants/carol", {"key": "sk-carol-0123"}),
+    ("POST", "/router/public-prefixes", {"prompt": "x"}),
+    ("GET", "/router/public-prefixes", None),
+    ("POST", "/router/cache/clear", {}),
+    ("POST", "/router/warm", {"prompt": "x"}),
+]
+
+
+async def call(
+    house: House, http: aiohttp.ClientSession, method: str, path: str, body: Any = None
+) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    async with http.request(method, house.url + path, json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize(("method", "path", "body"), CHANGING)
+async def test_changing_routes_need_the_admin_key(
+    house: House, http: aiohttp.ClientSession, method: str, path: str, body: Any
+) -> None:
+    for headers in ({}, {"Authorization": f"Bearer {KEYS['alice']}"}, {ADMIN_HEADER: "x"}):
+        async with http.request(method, house.url + path, json=body, headers=headers) as response:
+            assert response.status == 401
+    async with http.request(
+        method, house.url + path, json=body, headers={ADMIN_HEADER: ADMIN_KEY}
+    ) as response:
+        assert response.status == 200, await response.text()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/router/policy", {"policy": "nope"}),
+        ("PUT", "/router/policy", {}),
+        ("PUT", "/router/policy", {"policy": 1}),
+        ("PUT", "/router/policy", {"policy": "round_robin", "x": 1}),
+        ("PUT", "/router/tenants/carol", {"key": "x"}),
+        ("PUT", "/router/tenants/carol", {"key": "sk-carol-0123", "scope": "all"}),
+        ("POST", "/router/public-prefixes", {}),
+        ("POST", "/router/public-prefixes", {"messages": [{"role": "x"}]}),
+        ("POST", "/router/cache/clear", {"limit_blocks": -1}),
+        ("POST", "/router/warm", {}),
+        ("POST", "/router/warm", {"prompt": "x", "replicas": 0}),
+        ("POST", "/router/warm", {"prompt": "x", "replicas": 9}),
+    ],
+)
+async def test_P11_bad_admin_bodies_are_400(
+    house: House, http: aiohttp.ClientSession, method: str, path: str, body: Any
+) -> None:
+    status, answer = await call(house, http, method, path, body)
+    assert status == 400
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_decisions_with_terms_and_outcome(house: House, http: aiohttp.ClientSession) -> None:
+    async with house.post(http, "/v1/chat/completions", CHAT) as response:
+        decision_id = response.headers["x-warmroute-decision"]
+    status, record = await call(house, http, "GET", f"/router/decisions/{decision_id}")
+    assert status == 200
+    assert record["decision"]["candidates"]
+    assert record["outcome"]["status"] == "ok"
+    status, listed = await call(house, http, "GET", "/router/decisions?limit=1")
+    assert [of["decision"]["decision_id"] for of in listed["decisions"]] == [decision_id]
+    assert (await call(house, http, "GET", "/router/decisions/nope"))[0] == 404
+    assert (await call(house, http, "GET", "/router/decisions?limit=x"))[0] == 200
+
+
+async def test_replicas_and_alarms(house: House, http: aiohttp.ClientSession) -> None:
+    _, answer = await call(house, http, "GET", "/router/replicas")
+    assert [(of["replica"], of["state"], of["link"]) for of in answer["replicas"]] == [
+        ("r0", "healthy", "up"),
+        ("r1", "healthy", "up"),
+    ]
+    house.fleet.alarms.raise_("no_events", "r0", "test")
+    _, answer = await call(house, http, "GET", "/router/alarms")
+    assert answer["alarms"][0]["name"] == "no_events"
+
+
+async def test_policy_changes_from_the_next_request_on(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    assert (await call(house, http, "GET", "/router/policy"))[1]["policy"] == "warmroute"
+    await call(house, http, "PUT", "/router/policy", {"policy": "round_robin"})
+    for _ in range(4):
+        async with house.post(http, "/v1/chat/completions", CHAT) as response:
+            assert response.status == 200
+    assert [len(replica.calls) for replica in house.replicas] == [2, 2]
+
+
+async def test_tenants_at_run_time(house: House, http: aiohttp.ClientSession) -> None:
+    body = {"key": "sk-carol-0123", "scope": "group:team"}
+    status, answer = await call(house, http, "PUT", "/router/tenants/carol", body)
+    assert (status, answer) == (200, {"name": "carol", "scope": "group:team"})
+    async with house.post(http, "/v1/chat/completions", CHAT, key="sk-carol-0123") as response:
+        assert response.status == 200
+    assert house.calls[0].request.tenant == "carol"
+
+
+async def test_clear_cache_waits_for_all_replicas(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    status, answer = await call(house, http, "POST", "/router/cache/clear", {"limit_blocks": 9})
+    assert status == 200
+    assert sorted(of["replica"] for of in answer["replicas"]) == ["r0", "r1"]
+    assert [replica.cleared for replica in house.replicas] == [1, 1]
+
+
+async def test_S2_a_public_prefix_is_shared_and_nothing_else(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    status, answer = await call(
+        house, http, "POST", "/router/public-prefixes", {"messages": SYSTEM}
+    )
+    assert status == 200
+    blocks = answer["tokens"] // 16
+    assert blocks > 2
+
+    async def predicted(key: str, text: str) -> int:
+        body = {**CHAT, "messages": [*SYSTEM, {"role": "user", "content": text}]}
+        async with house.post(http, "/v1/chat/completions", body, key=key) as response:
+            decision_id = response.headers["x-warmroute-decision"]
+        record = house.services.brain.decisions.get(decision_id)
+        return record.decision.predicted_cached_tokens
+
+    text = "a long private question of one tenant " * 8
+    assert await predicted(KEYS["alice"], text) == 0
+    assert await predicted(KEYS["bob"], text) == 16 * blocks
+    assert await predicted(KEYS["alice"], text) > 16 * blocks
+    assert {call.request.public_cut_blocks for call in house.calls} == {blocks}
+    _, listed = await call(house, http, "GET", "/router/public-prefixes")
+    assert listed["version"] == 1
+    assert "common head" not in str(listed)
+
+
+async def test_warm_pins_to_k_replicas_as_the_tenant_and_probes(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    seen: dict[tuple[str, bytes], int] = {}
+
+    async def remember(call):
+        key = (call.replica.replica_id, call.request.prompt)
+        cached = call.prompt_tokens - 1 if key in seen else 0
+        seen[key] = cached
+        await call.answer(cached=cached)
+
+    house.script(remember)
+    body = {"tenant": "alice", "messages": SYSTEM, "replicas": 2}
+    status, answer = await call(house, http, "POST", "/router/warm", body)
+    assert status == 200, answer
+    assert sorted(of["replica"] for of in answer["replicas"]) == ["r0", "r1"]
+    assert all(of["cached_tokens"] == of["prompt_tokens"] - 1 for of in answer["replicas"])
+    assert [len(replica.calls) for replica in house.replicas] == [2, 2]
+    assert {call.request.tenant for call in house.calls} == {"alice"}
+    unknown = {**body, "tenant": "nobody"}
+    assert (await call(house, http, "POST", "/router/warm", unknown))[0] == 404
+    await house.settled()
+
+
+async def test_warm_takes_the_same_replica_for_the_same_prompt(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    body = {"prompt": "the same prompt again " * 20}
+    names = set()
+    for _ in range(3):
+        _, answer = await call(house, http, "POST", "/router/warm", body)
+        names.add(answer["replicas"][0]["replica"])
+    assert len(names) == 1
+
+
+async def test_warm_ends_with_a_replicas_failure(build, http: aiohttp.ClientSession) -> None:
+    house = await build(replicas=1, first_token_timeout_s=0.2)
+    house.script(silent)
+    status, _ = await call(house, http, "POST", "/router/warm", {"prompt": "x"})
+    assert status == 504
+    await house.settled()
+
+
+async def test_decisions_and_outcomes_are_announced_on_the_bus(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    import msgspec
+
+    heard: dict[str, bytes] = {}
+    await house.bus.subscribe(
+        "wr.v1.local.router.router-0.*",
+        lambda subject, data: heard.update({split(subject)[2]: data}),
+    )
+    async with house.post(http, "/v1/chat/completions", CHAT) as response:
+        decision_id = response.headers["x-warmroute-decision"]
+    await until(lambda: len(heard) == 2)
+    decision = msgspec.msgpack.decode(heard["decision"], type=RouteDecision)
+    outcome = msgspec.msgpack.decode(heard["outcome"], type=RouteOutcome)
+    assert decision.decision_id == outcome.decision_id == decision_id

@@ -1,0 +1,201 @@
+"""Keys, salts, bounds and public prefixes."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import RouterConfig, TenantConfig
+from events.errors import UserError
+from router.gate import ADMIN_HEADER, Gate
+from router.prefixes import MAX_PREFIXES, PublicPrefixes
+from router.tenants import MAX_TENANTS, Tenants, hash_key, scope_salt
+
+KEY = b"\1" * 32
+ADMIN = "the-admin-key"
+
+
+def tenants() -> Tenants:
+    return Tenants(KEY, [TenantConfig(name="alice", key_sha256=(hash_key("alice-key-1").hex(),))])
+
+
+def gate(**settings: object) -> Gate:
+    return Gate(RouterConfig(**settings), tenants(), clock=lambda: 0.0)
+
+
+def status(caught: pytest.ExceptionInfo[UserError]) -> int:
+    return caught.value.error.status
+
+
+def test_S2_salts_depend_on_cluster_and_scope() -> None:
+    salts = {
+        scope_salt(KEY, "alice", "private"),
+        scope_salt(KEY, "bob", "private"),
+        scope_salt(b"\2" * 32, "alice", "private"),
+        scope_salt(KEY, "alice", "group:alice"),
+        scope_salt(KEY, "alice", "group:team"),
+    }
+    assert len(salts) == 5
+    assert scope_salt(KEY, "alice", "group:team") == scope_salt(KEY, "bob", "group:team")
+
+
+@pytest.mark.parametrize("scope", ["", "public", "group:", "group:a b", "private:x", "Group:a"])
+def test_S2_other_scopes_are_refused(scope: str) -> None:
+    with pytest.raises(ValueError):
+        scope_salt(KEY, "alice", scope)
+
+
+def test_keys_find_their_tenants() -> None:
+    of = tenants()
+    assert of.of_key("alice-key-1").name == "alice"
+    assert of.of_key("alice-key-2") is None
+    of.put("alice", "alice-key-2", "private")
+    assert of.of_key("alice-key-1") is None
+    assert of.of_key("alice-key-2").name == "alice"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "scope"),
+    [
+        ("bob", "short", "private"),
+        ("bob", "x" * 600, "private"),
+        ("bob", "alice-key-1", "private"),
+        ("anonymous", "long-enough", "private"),
+        ("no name", "long-enough", "private"),
+        ("bob", "long-enough", "everybody"),
+    ],
+)
+def test_bad_tenants_are_refused(name: str, key: str, scope: str) -> None:
+    of = tenants()
+    with pytest.raises(UserError) as caught:
+        of.put(name, key, scope)
+    assert status(caught) == 400
+    assert of.of_key("alice-key-1").name == "alice"
+    assert len(of) == 1
+
+
+def test_the_registry_is_bounded() -> None:
+    of = tenants()
+    for number in range(MAX_TENANTS - 1):
+        of.put(f"t{number}", f"key-number-{number}", "private")
+    with pytest.raises(UserError):
+        of.put("one-more", "key-of-one-more", "private")
+    of.put("t1", "another-key-of-t1", "private")
+
+
+@pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", "Basic abc", "Bearer wrong-key"])
+def test_wrong_headers_are_401(value: str) -> None:
+    with pytest.raises(UserError) as caught:
+        gate().authenticate({"Authorization": value})
+    assert status(caught) == 401
+
+
+def test_the_admin_key() -> None:
+    guarded = gate(admin_key_sha256=hash_key(ADMIN).hex())
+    guarded.check_admin({"Authorization": f"Bearer {ADMIN}"})
+    guarded.check_admin({ADMIN_HEADER: ADMIN})
+    for headers in ({}, {ADMIN_HEADER: "x"}, {"Authorization": "Bearer alice-key-1"}):
+        with pytest.raises(UserError) as caught:
+            guarded.check_admin(headers)
+        assert status(caught) == 401
+    with pytest.raises(UserError) as closed:
+        gate().check_admin({ADMIN_HEADER: ""})
+    assert status(closed) == 403
+
+
+def test_O3_tokens_in_flight_are_bounded_and_returned() -> None:
+    now = [0.0]
+    door = Gate(RouterConfig(max_inflight_tokens=100), tenants(), clock=lambda: now[0])
+    with door.admitted(80):
+        with pytest.raises(UserError) as full, door.admitted(30):
+            pass
+        assert status(full) == 429
+        assert full.value.error.retry_after_s >= 1
+        with door.admitted(20):
+            assert door.tokens == 100
+    assert door.tokens == 0
+    with pytest.raises(UserError) as large, door.admitted(101):
+        pass
+    assert status(large) == 413
+
+
+def test_O3_retry_after_comes_from_the_drain_rate() -> None:
+    now = [0.0]
+    door = Gate(RouterConfig(max_inflight_tokens=1_000), tenants(), clock=lambda: now[0])
+    for second in range(60):
+        now[0] = float(second)
+        with door.admitted(10):
+            pass
+    with door.admitted(1_000):
+        waits = []
+        for excess in (10, 100):
+            with pytest.raises(UserError) as full, door.admitted(excess):
+                pass
+            waits.append(full.value.error.retry_after_s)
+    assert waits[0] <= 2
+    assert 8 <= waits[1] <= 13
+
+
+def test_requests_are_bounded_and_counted_down_on_errors() -> None:
+    door = gate(max_connections=1)
+    with pytest.raises(KeyError), door.request():
+        raise KeyError
+    with door.request(), pytest.raises(UserError) as full, door.request():
+        pass
+    assert status(full) == 503
+    assert door.requests == 0
+
+
+def ids(*tokens: int) -> bytes:
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def test_the_longest_public_prefix_counts_in_full_blocks() -> None:
+    prefixes = PublicPrefixes()
+    head = list(range(10))
+    prefixes.add(ids(*head))
+    prefixes.add(ids(*head, 10, 11, 12))
+    assert prefixes.cut_blocks(ids(*range(20)), 4) == 3
+    assert prefixes.cut_blocks(ids(*head, 99, 99), 4) == 2
+    assert prefixes.cut_blocks(ids(*range(8)), 4) == 2
+    assert prefixes.cut_blocks(ids(*range(7)), 4) == 0
+    assert prefixes.cut_blocks(ids(1, 2, 3, 4), 4) == 0
+
+
+def test_public_prefixes_are_versioned_and_bounded() -> None:
+    prefixes = PublicPrefixes()
+    first = prefixes.add(ids(1))
+    assert prefixes.add(ids(1)) is first
+    assert prefixes.version == 1
+    for number in range(2, MAX_PREFIXES + 1):
+        prefixes.add(ids(number))
+    with pytest.raises(UserError):
+        prefixes.add(ids(0))
+    with pytest.raises(UserError):
+        PublicPrefixes().add(b"")
+
+
+@given(
+    registered=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), max_size=5),
+    prompt=st.lists(st.integers(0, 2), max_size=12),
+    block=st.integers(1, 4),
+)
+def test_the_cut_equals_a_plain_search(
+    registered: list[list[int]], prompt: list[int], block: int
+) -> None:
+    prefixes = PublicPrefixes()
+    for head in registered:
+        prefixes.add(ids(*head))
+    whole = [len(head) // block for head in registered]
+    expected = max(
+        (
+            blocks
+            for head, blocks in zip(registered, whole, strict=True)
+            if prompt[: blocks * block] == head[: blocks * block] and len(prompt) >= blocks * block
+        ),
+        default=0,
+    )
+    assert prefixes.cut_blocks(ids(*prompt), block) == expected
