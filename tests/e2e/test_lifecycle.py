@@ -40,6 +40,18 @@ def test_ctrl_c_ends_every_child(tmp_path: Path, tiny_model: Path) -> None:
         up.close()
 
 
+def test_R17_up_says_ready_only_when_every_replica_can_be_sent_to(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    up = Up(tmp_path, "--port", "0", "--model", str(tiny_model), "--dtype", "float32")
+    try:
+        replicas = up.wait_ready().get_json("/router/replicas")["replicas"]
+        assert [of["replica"] for of in replicas if of["linked"]] == ["r0", "r1"]
+        assert up.call("GET", "/ready")[0] == 200
+    finally:
+        up.close()
+
+
 def test_a_start_after_kill_9_works(tmp_path: Path, tiny_model: Path) -> None:
     first = start(tmp_path, tiny_model)
     try:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+import aiohttp
+
 from configs.schema import (
     BusConfig,
     ClusterConfig,
@@ -21,11 +23,14 @@ from configs.schema import (
 )
 from events.errors import WarmrouteError
 from events.server import EmbeddedNats
+from tools.admin import AdminClient
 from tools.errors import CommandError
 from tools.up.child import Child, RestartBudget
 from tools.up.state import ClusterState, lock, open_state, sha256_hex, write_cluster
 
 READY_S = 120.0
+LINK_S = 30.0
+LINK_POLL_S = 0.05
 Say = Callable[[str], None]
 
 
@@ -195,6 +200,20 @@ class LocalCluster:
         self.url = await self._router.start(READY_S)
         self._say(f"router   {self.url}")
         self._watch(self._router)
+        await self._wait_linked()
+
+    async def _wait_linked(self) -> None:
+        """Until the gateway can send to every replica: no first request comes too early."""
+        missing = set(replica_names(self._options))
+        deadline_s = time.monotonic() + LINK_S
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LINK_S)) as session:
+            gateway = AdminClient(session, self.url, self.state.keys.admin_key)
+            while missing:
+                if time.monotonic() > deadline_s:
+                    raise CommandError(f"the router has no link to {', '.join(sorted(missing))}")
+                await asyncio.sleep(LINK_POLL_S)
+                views = await gateway.replicas()
+                missing -= {view["replica"] for view in views if view["linked"]}
 
     def _watch(self, child: Child) -> None:
         self._watchers.append(asyncio.create_task(self._keep_alive(child)))
