@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -120,7 +121,7 @@ def expected(case: Case) -> Tensor:
     positions = case.batch.positions.cpu()
     query, key = (rotated(part, positions, shape.head_dim) for part in (query, key))
     out = []
-    for row, (first, last) in enumerate(zip(starts, starts[1:], strict=False)):
+    for row, (first, last) in enumerate(itertools.pairwise(starts)):
         keys = torch.cat((case.keys[row], key[first:last])).double()
         values = torch.cat((case.values[row], value[first:last])).double()
         keys, values = (part.repeat_interleave(shape.group, dim=1) for part in (keys, values))

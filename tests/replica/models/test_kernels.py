@@ -37,7 +37,7 @@ def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("depth, columns", SIZES)
+@pytest.mark.parametrize(("depth", "columns"), SIZES)
 @pytest.mark.parametrize("name", ["torch", "native", "native with oneDNN"])
 def test_products(name: str, depth: int, columns: int, dtype: torch.dtype) -> None:
     kernels = make(name)
@@ -58,10 +58,10 @@ def test_products(name: str, depth: int, columns: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("depth, columns", SIZES)
+@pytest.mark.parametrize(("depth", "columns"), SIZES)
 @pytest.mark.parametrize("name", ["torch", "native", "native with oneDNN"])
 def test_gated_products(name: str, depth: int, columns: int, dtype: torch.dtype) -> None:
-    gate, up = (numbers(columns, depth, dtype=dtype), numbers(columns, depth + 0, dtype=dtype) * 2)
+    gate, up = (numbers(columns, depth, dtype=dtype), numbers(columns, depth, dtype=dtype) * 2)
     gated = make(name).gated(gate, up)
     for rows in ROWS:
         x = numbers(rows, depth, dtype=dtype)
