@@ -13,6 +13,7 @@ from aiohttp import web
 
 from events.errors import CoreError, UserError
 from router.admin import Admin
+from router.door import Door
 from router.generate import Generator
 from router.http import add_ids, error_middleware
 from router.metrics import Metrics
@@ -105,12 +106,14 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("tenants", "Tenants with a key", lambda: len(services.tenants))
 
 
-def build_app(services: Services, more_routes: Sequence[web.RouteDef] = ()) -> web.Application:
+def build_app(
+    services: Services, door: Door, more_routes: Sequence[web.RouteDef] = ()
+) -> web.Application:
     """The application; it starts and stops nothing."""
     _register_gauges(services)
     generator = Generator(services)
     app = web.Application(
-        middlewares=[error_middleware(services.metrics)],
+        middlewares=[door.middleware, error_middleware(services.metrics)],
         client_max_size=services.config.router.max_body_bytes,
     )
     app.on_response_prepare.append(add_ids)

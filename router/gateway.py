@@ -20,6 +20,7 @@ from router.app import build_app
 from router.choose import RouterBrain
 from router.dash.server import Dashboard
 from router.dispatch import Dispatcher
+from router.door import SPARE_CONNECTIONS, Door
 from router.expected import Expected
 from router.failover import RetryBudget
 from router.fleet import Fleet
@@ -54,28 +55,30 @@ class Gateway:
         self.services = self._wire(config, card)
         self._feed = Feed(bus, config.cluster, self.services.fleet)
         self._dashboard = Dashboard(bus, config.cluster)
+        self._door = Door(config.router.max_connections + SPARE_CONNECTIONS)
         self._runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
         """Where the gateway listens."""
-        host, port = self._runner.addresses[0][:2]
+        host, port = self._door.address
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self) -> None:
         """Listen, then follow the bus. Raises OSError when the address can't be used."""
-        app = build_app(self.services, self._dashboard.routes())
+        app = build_app(self.services, self._door, self._dashboard.routes())
         self._runner = web.AppRunner(
             app,
             access_log=None,
             logger=_quiet,
             handler_cancellation=True,
+            auto_decompress=False,
             shutdown_timeout=CLOSE_S,
             max_field_size=MAX_HEADER_BYTES,
         )
         await self._runner.setup()
         router = self._config.router
-        await web.TCPSite(self._runner, router.host, router.port, backlog=1_024).start()
+        await self._door.open(self._runner.server, router.host, router.port)
         await self.services.links.start()
         await self._announcer.start()
         await self._feed.start()
@@ -93,6 +96,7 @@ class Gateway:
     async def close(self) -> None:
         """End everything, last comers first."""
         await self._dashboard.close()
+        await self._door.close()
         if self._runner is not None:
             await self._runner.cleanup()
         await self._feed.close()

@@ -15,8 +15,10 @@ from aiohttp import web
 
 from events.errors import CoreError, UserError
 from router.answers import Answers, Numbered
+from router.dispatch import Job
 from router.errors import AttemptError
 from router.failover import Run
+from router.fleet import Pool
 from router.http import log_unexpected, read_body, request_id
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.completions import CompletionCollector, CompletionStream
@@ -52,9 +54,12 @@ class Generator:
         """POST /v1/chat/completions."""
         with ExitStack() as held:
             tenant, body = await self._enter(request, held)
-            asked = parse_chat(body, self.limits())
+            pool = self._of.jobs.pool()
+            limits = self._limits(pool)
+            asked = parse_chat(body, limits)
             prompt = await self._of.renderer.chat(asked.messages, asked.tools, tenant=tenant.name)
-            answers = self._place(request, held, tenant, asked, [prompt])
+            jobs = self._jobs(request, tenant, asked, [prompt], limits, pool)
+            answers = self._place(held, jobs)
             kind = ChatStream if asked.stream else ChatCollector
             head = new_head("chatcmpl", self._model, self._fingerprint)
             reply = kind(head, asked, self._of.texts)
@@ -66,17 +71,20 @@ class Generator:
         """POST /v1/completions; several prompts are several runs."""
         with ExitStack() as held:
             tenant, body = await self._enter(request, held)
-            asked = parse_completion(body, self.limits())
+            pool = self._of.jobs.pool()
+            limits = self._limits(pool)
+            asked = parse_completion(body, limits)
             render = self._of.renderer.prompt
             prompts = [await render(prompt, tenant=tenant.name) for prompt in asked.prompts]
-            answers = self._place(request, held, tenant, asked, prompts)
+            jobs = self._jobs(request, tenant, asked, prompts, limits, pool)
+            answers = self._place(held, jobs)
             kind = CompletionStream if asked.stream else CompletionCollector
             head = new_head("cmpl", self._model, self._fingerprint)
             return await self._reply(request, answers, kind(head, asked, self._of.texts))
 
-    def limits(self) -> Limits:
+    def _limits(self, pool: Pool | None) -> Limits:
         """What is accepted now; the smallest context anywhere counts."""
-        card, pool = self._of.card, self._of.jobs.pool()
+        card = self._of.card
         contexts = [card.shape.context_tokens]
         contexts += [replica.context_tokens for replica in self._of.config.replicas]
         if pool is not None:
@@ -104,24 +112,27 @@ class Generator:
         held.enter_context(self._of.gate.request())
         return tenant, await read_body(request)
 
-    def _place(
+    def _jobs(
         self,
         request: web.Request,
-        held: ExitStack,
         tenant: Tenant,
         asked: ChatRequest | CompletionRequest,
         prompts: Sequence[RenderedPrompt],
-    ) -> Answers:
-        """Admit all prompts of the request or none; nothing is sent before the first `next`."""
-        context_tokens = self.limits().context_tokens
+        limits: Limits,
+        pool: Pool | None,
+    ) -> list[Job]:
         jobs = []
         for number, prompt in enumerate(prompts):
-            sampling = to_sampling(asked, prompt.tokens, context_tokens, _mint_seed)
+            sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, _mint_seed)
             own_id = f"{request_id(request)}-{number}"
-            jobs.append(self._of.jobs.make(own_id, tenant, prompt.ids, sampling))
-        held.enter_context(self._of.gate.admitted(sum(job.cost_tokens for job in jobs)))
-        of = self._of
-        runs = [Run(job, of.dispatcher, of.budget, self._settings.retries) for job in jobs]
+            jobs.append(self._of.jobs.make(own_id, tenant, prompt.ids, sampling, pool))
+        return jobs
+
+    def _place(self, held: ExitStack, jobs: Sequence[Job]) -> Answers:
+        """Admit all prompts of the request or none; nothing is sent before the first `next`."""
+        of, retries = self._of, self._settings.retries
+        held.enter_context(of.gate.admitted(sum(job.cost_tokens for job in jobs)))
+        runs = [Run(job, of.dispatcher, of.budget, retries) for job in jobs]
         return held.enter_context(Answers(runs))
 
     async def _reply(
@@ -175,9 +186,10 @@ class Generator:
             if reply.done:
                 break
             batch = await answers.next(self._settings.keepalive_s)
-            now_s = time.monotonic()
-            self._of.metrics.gap(now_s - last_s)
-            last_s = now_s
+            if batch:
+                now_s = time.monotonic()
+                self._of.metrics.gap(now_s - last_s)
+                last_s = now_s
         await writer.close()
 
     def _remember(self, tenant: Tenant, progress: Progress) -> None:

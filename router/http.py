@@ -52,7 +52,11 @@ def _http_error(error: web.HTTPException) -> CoreError:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The whole body. Raises UserError: 413 over the bound, 408 when it comes too slowly."""
+    """The whole body. Raises UserError: 413 over the bound, 408 when it comes too slowly, 415 when
+    it is compressed, 400 when its framing is broken."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        message = "compressed bodies are not supported"
+        raise UserError(CoreError(status=415, message=message, code="unsupported_encoding"))
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             return await request.read()
@@ -61,6 +65,9 @@ async def read_body(request: web.Request) -> bytes:
         raise UserError(CoreError(status=408, message=message, code="timeout")) from None
     except web.HTTPRequestEntityTooLarge as error:
         raise UserError(_http_error(error)) from None
+    except web.RequestPayloadError:
+        message = "the request's body is broken"
+        raise UserError(CoreError(status=400, message=message)) from None
 
 
 def route_of(request: web.Request) -> str:

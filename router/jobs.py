@@ -39,10 +39,10 @@ class JobMaker:
         tenant: Tenant,
         prompt: bytes,
         sampling: SamplingParams,
+        pool: Pool | None,
         pin: str | None = None,
     ) -> Job:
-        """A job for `prompt` (u32 little endian). Raises UserError (503) while there is no pool."""
-        pool = self.pool()
+        """A job for `prompt` (u32 little endian). Raises UserError (503) where there is no pool."""
         if pool is None:
             raise _nobody()
         cut = self._prefixes.cut_blocks(prompt, pool.block_tokens)

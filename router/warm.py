@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mmh3
 
@@ -45,32 +45,31 @@ class Warmer:
 
     async def warm(self, tenant: Tenant, prompt: bytes, replicas: int) -> list[Probe]:
         """Warm on `replicas` linked replicas, then probe each. Raises UserError."""
-        model_job = self._of.jobs.make("warm", tenant, prompt, ONE_TOKEN)
+        pool = self._of.jobs.pool()
+        job = self._of.jobs.make("warm", tenant, prompt, ONE_TOKEN, pool)
         names = [
             view.replica
             for view in self._of.fleet.replicas()
-            if view.linked and view.pool == model_job.pool and view.state != "draining"
+            if view.linked and view.pool == job.pool and view.state != "draining"
         ]
         if not 1 <= replicas <= len(names):
             raise _refusal(f"between 1 and {len(names)} replicas can be warmed", "replicas")
-        chosen = rank(names, model_job.chain.data[-16:])[:replicas]
+        chosen = rank(names, job.chain.data[-16:])[:replicas]
         return list(
-            await asyncio.gather(*(self._warm_one(tenant, prompt, name) for name in chosen))
+            await asyncio.gather(*(self._warm_one(replace(job, pin=name)) for name in chosen))
         )
 
-    async def _warm_one(self, tenant: Tenant, prompt: bytes, replica: str) -> Probe:
-        for _ in range(2):
-            job = self._of.jobs.make(
-                f"warm-{secrets.token_hex(8)}", tenant, prompt, ONE_TOKEN, pin=replica
-            )
-            probe = await self._run(job, replica)
-        return probe
+    async def _warm_one(self, job: Job) -> Probe:
+        """The first run warms, the second one is the probe."""
+        await self._run(job)
+        return await self._run(job)
 
-    async def _run(self, job: Job, replica: str) -> Probe:
+    async def _run(self, pinned: Job) -> Probe:
+        job = replace(pinned, request_id=f"warm-{secrets.token_hex(8)}")
         with (
             self._of.gate.admitted(job.cost_tokens),
             Run(job, self._of.dispatcher, self._of.budget, 0) as run,
         ):
             while not run.done:
                 usage = (await run.next(IDLE_S))[-1].usage
-            return Probe(replica, usage.prompt_tokens, usage.cached_tokens)
+            return Probe(job.pin or "", usage.prompt_tokens, usage.cached_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
@@ -335,6 +336,59 @@ async def test_tcp_nodelay_is_set(house: House, http: aiohttp.ClientSession) -> 
     async with house.post(http, "/v1/chat/completions", CHAT) as response:
         await response.read()
     server = house.gateway._runner.server
+    assert server.connections
     for connection in server.connections:
         sock = connection.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_odd_bodies_are_refused_cleanly(house: House, http: aiohttp.ClientSession) -> None:
+    url = f"{house.url}/v1/chat/completions"
+    headers = {"Content-Encoding": "gzip"}
+    async with http.post(url, data=b"not gzip at all", headers=headers) as response:
+        assert response.status == 415
+    reader, writer = await raw(house)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+    writer.write(b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n")
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    assert b" 400 " in answer.splitlines()[0]
+    assert await _status(house, http) == 200
+    await house.settled()
+
+
+async def raw(house: House) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = house.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_R18_connections_are_bounded_and_idle_ones_are_closed(
+    build, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.gateway.SPARE_CONNECTIONS", 3)
+    house = await build(max_connections=2)
+    door = house.gateway._door
+    silent = [await raw(house) for _ in range(5)]
+    silent[0][1].write(b"GET /health HTTP/1.1\r\nHost: x\r\nHalf: a head")
+    refused, writer = await raw(house)
+    assert (await asyncio.wait_for(refused.read(), 5)).startswith(b"HTTP/1.1 503")
+    writer.close()
+    door._idle_s = 0.0
+    door.sweep()
+    for reader, writer in silent:
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+    door._idle_s = 75.0
+    assert await _status(house, http) == 200
+
+
+async def test_a_busy_connection_is_not_idle(house: House, http: aiohttp.ClientSession) -> None:
+    release = asyncio.Event()
+    house.script(stall(release))
+    asking = asyncio.create_task(_status(house, http))
+    await until(lambda: len(house.calls) == 1)
+    house.gateway._door._idle_s = 0.0
+    house.gateway._door.sweep()
+    release.set()
+    assert await asking == 200
