@@ -267,8 +267,10 @@ class RouterBrain:
 
 
 def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:
-    """Refuse early what even the soonest replica can't start in time."""
-    if query.ttft_deadline_ms is None:
+    """Refuse early what even the soonest replica can't start in time. Only a queue that others may
+    leave makes a refusal useful: where none stands, the estimate alone refuses nobody."""
+    queues = [scored.candidate.queued_prefill_tokens for scored in field.scored.values()]
+    if query.ttft_deadline_ms is None or min(queues) <= 0:
         return None
     soonest_ms = min(scored.price.ttft_ms for scored in field.scored.values())
     if soonest_ms <= query.ttft_deadline_ms:

@@ -1,11 +1,14 @@
 """How long steps take here: the replica's own cost model, learnt online from its own steps.
 
-Two small linear models, fitted by recursive least squares with a slow forgetting factor. Decode is
+Two small linear models, fitted by least squares over the last few hundred steps. Decode is
 fitted from steps that only decode; prefill from all other steps, after the decode rows' share is
 taken off, so mixed steps count too. Without data both say something sane, with confidence 0.
 """
 
 from __future__ import annotations
+
+from functools import cache
+from itertools import chain, combinations
 
 import numpy as np
 
@@ -19,16 +22,22 @@ _PREFILL_SCALE = (1.0, 1e2, 1e5)
 _DECODE_SCALE = (1.0, 1e1, 1e4)
 _WARM_STEPS = 8
 _OUTLIER = 4.0
-_MAX_SPREAD = 1e4
+_SOLVE_EVERY_STEPS = 8
+_RIDGE = 0.01
 
 
 class LinearFit:
-    """y = weights . x with weights that are never negative; remembers how well it predicts."""
+    """y = weights . x with weights that are never negative; remembers how well it predicts.
+
+    Solved anew from what the steps add up to, not corrected step by step: holding weights at zero
+    would make such corrections drift without bound.
+    """
 
     def __init__(self, weights: tuple[float, ...], scale: tuple[float, ...]) -> None:
         self._scale = np.array(scale)
-        self._weights = np.array(weights) * self._scale
-        self._spread = np.eye(len(scale)) * 1e2
+        self._weights = self._guess = np.array(weights) * self._scale
+        self._moment = np.zeros((len(scale), len(scale)))
+        self._pull = np.zeros(len(scale))
         self.steps = 0
         self.relative_error = 1.0
 
@@ -50,18 +59,43 @@ class LinearFit:
         if self.steps >= _WARM_STEPS:
             bound = _OUTLIER * max(abs(predicted) * self.relative_error, 0.05 * abs(predicted), 0.1)
             surprise = min(max(surprise, -bound), bound)
-        gain = self._spread @ x
-        gain /= FORGETTING + float(x @ gain)
-        self._weights = np.maximum(self._weights + gain * surprise, 0.0)
-        self._spread -= np.outer(gain, x @ self._spread)
-        if float(np.trace(self._spread)) < _MAX_SPREAD:
-            self._spread /= FORGETTING
+        self._moment = FORGETTING * self._moment + np.outer(x, x)
+        self._pull = FORGETTING * self._pull + x * (predicted + surprise)
+        if self.steps < _WARM_STEPS or self.steps % _SOLVE_EVERY_STEPS == 0:
+            # What the steps leave open stays near the first guess.
+            ridge = _RIDGE * np.eye(len(x))
+            self._weights = _solve(self._moment + ridge, self._pull + _RIDGE * self._guess)
         self._score(abs(value - predicted) / max(value, 0.1))
 
     def _score(self, error: float) -> None:
         share = max(0.05, 1.0 / (self.steps + 1))
         self.relative_error += share * (min(error, 1.0) - self.relative_error)
         self.steps += 1
+
+
+def _solve(moment: np.ndarray, pull: np.ndarray) -> np.ndarray:
+    """The w >= 0 with the least w.moment.w / 2 - pull.w. There are few weights, so every choice of
+    those that are zero is tried."""
+    best, least = np.zeros(len(pull)), 0.0
+    for keep in _choices(len(pull)):
+        weights = np.linalg.solve(moment[np.ix_(keep, keep)], pull[list(keep)])
+        if weights.min() < 0.0:
+            continue
+        if len(keep) == len(pull):
+            return weights
+        cost = -0.5 * float(weights @ pull[list(keep)])
+        if cost < least:
+            least = cost
+            best = np.zeros(len(pull))
+            best[list(keep)] = weights
+    return best
+
+
+@cache
+def _choices(count: int) -> tuple[tuple[int, ...], ...]:
+    """Every non-empty subset of the weights, the whole first."""
+    sizes = range(count, 0, -1)
+    return tuple(chain.from_iterable(combinations(range(count), size) for size in sizes))
 
 
 class Timing:

@@ -96,3 +96,20 @@ def test_one_kind_of_step_for_ever_does_not_blow_up() -> None:
         timing.observe(plan_of((1_000, 1)), 50.0)
     assert timing.decode.predict_ms(1, 1_000) == pytest.approx(50.0, rel=0.05)
     assert 0.0 < timing.decode.predict_ms(16, 16_000) < 10_000.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noisy_batches_of_changing_size_never_blow_up(seed: int) -> None:
+    """Noise pushes single weights below zero; what holds them there must not drive the others."""
+    rng, timing = random.Random(seed), Timing()
+    for step in range(4_000):
+        size = 1 + (step // 50) % 20 if rng.random() < 0.9 else rng.randint(1, 32)
+        rows = [(rng.randrange(60, 600), 1) for _ in range(size)]
+        pause = rng.choice((1.0, 1.0, 1.0, 3.0, 10.0))
+        timing.observe(plan_of(*rows), (2.0 + 0.2 * size) * pause)
+        if rng.random() < 0.05:
+            count = rng.randint(16, 512)
+            timing.observe(plan_of((0, count), *rows), (5.0 + 0.03 * count) * pause)
+    for rows_now, context in ((1, 100), (16, 4_000), (32, 20_000)):
+        assert 0.5 < timing.decode.predict_ms(rows_now, context) < 300.0
+    assert 1.0 < timing.prefill.predict_ms(0, 500) < 1_000.0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from events.decision import RouteDecision
+from events.load import DecodeFit
 from router.policies import POLICIES
 from router.reserve import Booked
 from router.route import NoReplica, Outcome
@@ -234,6 +235,13 @@ def test_a_deadline_that_nobody_can_keep_is_refused_with_the_time_to_wait() -> N
     assert isinstance(answer, NoReplica)
     assert answer.reason == "deadline"
     assert answer.retry_after_s == pytest.approx(8.0, abs=1.0)
+
+
+def test_an_absurd_time_model_refuses_nobody_where_no_queue_stands() -> None:
+    world = World(1)
+    absurd = DecodeFit(base=0.0, per_row=9e5, per_context=700.0, confidence=0.5)
+    world.fleet.on_load("r0", 1, load(running=13, running_context_tokens=1_000, decode=absurd))
+    assert world.decide(P, ttft_deadline_ms=120_000.0).replica == "r0"
 
 
 def test_explain_reserves_nothing_and_changes_no_turn() -> None:
