@@ -90,12 +90,30 @@ class NativeLinear:
             self._panels.into(hidden, x, _ADD_FLOAT)
 
 
+class _WideGated:
+    """Both halves in one oneDNN product, then the gate."""
+
+    __slots__ = ("_both", "_library")
+
+    def __init__(self, library: ctypes.CDLL, gate: Tensor, up: Tensor) -> None:
+        self._library = library
+        self._both = TorchLinear(torch.cat((gate, up)))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        both = self._both(x)
+        out = torch.empty((len(x), both.shape[1] // 2), dtype=x.dtype)
+        self._library.wr_silu_mul(
+            both.data_ptr(), out.data_ptr(), *out.shape, int(x.dtype == torch.bfloat16)
+        )
+        return out
+
+
 class NativeGated:
     """See replica.models.kernels.GatedLinear; a panel holds 16 columns of either half."""
 
     __slots__ = ("_panels", "_wide")
 
-    def __init__(self, panels: _Panels, wide: TorchGated | None) -> None:
+    def __init__(self, panels: _Panels, wide: _WideGated | None) -> None:
         self._panels = panels
         self._wide = wide
 
@@ -138,7 +156,8 @@ class NativeKernels(TorchKernels):
             return super().gated(gate, up)
         halves = (_padded(each, _HALF).unflatten(0, (-1, _HALF)) for each in (gate, up))
         mixed = torch.cat(tuple(halves), dim=1).flatten(0, 1)
-        wide = TorchGated(gate, up) if self._wide(gate) else None
+        fits = self._wide(gate) and len(gate) % _HALF == 0
+        wide = _WideGated(self._library, gate, up) if fits else None
         return NativeGated(_Panels(self._library, mixed, len(gate)), wide)
 
     def _wide(self, weight: Tensor) -> bool:

@@ -96,16 +96,28 @@ struct Add {
     }
 };
 
+inline f32x16 gated(f32x16 gate, f32x16 up) {
+    f32x16 negative = -gate;
+    negative = negative > 87.0f ? splat(87.0f) : negative;
+    return gate / (1.0f + exponential(negative)) * up;
+}
+
 // silu(left) * right: the panel holds 16 columns of the gate, then the same 16 of the other factor
 template <typename Out>
 struct Gate {
     static constexpr long columns = WIDTH;
     void operator()(Out* to, f32x16 left, f32x16 right, long, long count) const {
-        f32x16 negative = -left;
-        negative = negative > 87.0f ? splat(87.0f) : negative;
-        store_some(to, left / (1.0f + exponential(negative)) * right, count);
+        store_some(to, gated(left, right), count);
     }
 };
+
+// out[rows][size] = silu(left half of both[rows][2 * size]) * right half; size fills whole vectors
+template <typename E>
+void silu_mul(const E* both, E* out, long rows, long size) {
+    for (long row = 0; row < rows; ++row, both += 2 * size, out += size)
+        for (long i = 0; i < size; i += WIDTH)
+            store_floats(out + i, gated(load_floats(both + i), load_floats(both + size + i)));
+}
 
 template <int ROWS, typename E, typename Out, typename Then>
 inline void product_tile(const E* x, const E* panel, const E* ahead, long depth, Out* out,
@@ -186,6 +198,13 @@ void wr_pack(const void* weight, void* packed, long columns, long depth, int is_
         pack((const bf16*)weight, (bf16*)packed, columns, depth);
     else
         pack((const float*)weight, (float*)packed, columns, depth);
+}
+
+void wr_silu_mul(const void* both, void* out, long rows, long size, int is_bf16) {
+    if (is_bf16)
+        silu_mul((const bf16*)both, (bf16*)out, rows, size);
+    else
+        silu_mul((const float*)both, (float*)out, rows, size);
 }
 
 // then: 0 writes in the dtype of x, 1 writes floats, 2 adds to floats, 3 gates. bias may be null;

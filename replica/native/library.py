@@ -99,6 +99,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "wr_norm": [pointer] * 3 + [long] * 2 + [real, flag],
         "wr_rotate_and_store": [pointer] * 7 + [long] * 4 + [flag],
         "wr_pack": [pointer] * 2 + [long] * 2 + [flag],
+        "wr_silu_mul": [pointer] * 2 + [long] * 2 + [flag],
         "wr_product": [pointer] * 4 + [long] * 3 + [flag] * 2,
         "wr_attend": [pointer] * 7 + [long] * 7 + [flag],
     }

@@ -14,7 +14,7 @@ from replica.native.library import CompileError, load_library
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.bfloat16]
-SIZES = [(64, 96), (62, 50), (576, 33), (34, 1)]
+SIZES = [(64, 96), (128, 48), (62, 50), (576, 33), (34, 1)]
 ROWS = [1, 7, 8, 9, 40, 300]
 
 
