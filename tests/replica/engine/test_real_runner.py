@@ -1,0 +1,92 @@
+"""A real model under the scheduler: no schedule changes a greedy token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from configs.model.card import load_card
+from configs.schema import ReplicaConfig
+from replica.runner.build import build_runner
+from replica.sched.plan import Runner
+from tests.replica.engine.schedules import Engine, Schedule
+from tests.replica.sched.rig import tokens_of
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden_smollm2.jsonl"
+SURE_MARGIN = 0.001
+"""Below this difference of the two best logprobs, float32 may choose either."""
+
+SCHEDULES = {
+    "alone": Schedule(max_running=1),
+    "batched": Schedule(),
+    "chunked": Schedule(max_step_tokens=24),
+    "preempted": Schedule(total_blocks=20, horizon_tokens=1),
+}
+
+
+def runner_of(path: Path, **settings: object) -> Runner:
+    config = ReplicaConfig(**{"id": "r", "dtype": "float32", "threads": 1, **settings})
+    return build_runner(load_card(path), config)
+
+
+@pytest.fixture(scope="module")
+def tiny_runner(tiny_model: Path) -> Iterator[Runner]:
+    runner = runner_of(tiny_model, block_tokens=8, kv_blocks=128, kernel="torch")
+    yield runner
+    runner.close()
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Shared heads, odd lengths, block borders; ids that the tiny model has."""
+    shared = [token % 250 for token in tokens_of(1, 33)]
+    tails = [tuple(token % 250 for token in tokens_of(seed, seed * 3 % 17)) for seed in range(2, 8)]
+    return [(*shared, *tail) for tail in tails] + [(5,), tuple(shared[:8]), tuple(shared[:16])]
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "alone"])
+def test_c11_no_schedule_changes_a_token(tiny_runner: Runner, name: str) -> None:
+    wanted = [
+        Engine(tiny_runner, SCHEDULES["alone"]).run([prompt], 24).tokens[0] for prompt in prompts()
+    ]
+    engine = Engine(tiny_runner, SCHEDULES[name])
+    cold = engine.run(prompts(), 24)
+    assert cold.tokens == wanted
+    assert (cold.preemptions > 0) == (name == "preempted")
+    warm = engine.run(prompts(), 24)
+    assert warm.tokens == wanted
+    assert sum(warm.cached_tokens) > 0
+
+
+def golden(kinds: Sequence[str]) -> list[dict]:
+    lines = [json.loads(line) for line in GOLDEN.read_text().splitlines()]
+    return [line for line in lines if line["kind"] in kinds]
+
+
+def assert_golden(line: dict, tokens: Sequence[int]) -> None:
+    """Equal up to the first step at which the record itself was undecided."""
+    for step, token in enumerate(tokens):
+        if line["margins"][step] < SURE_MARGIN and token != line["output_ids"][step]:
+            return
+        assert token == line["output_ids"][step], f"prompt {line['id']}, step {step}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_golden_tokens_under_every_schedule(real_model: Path, name: str) -> None:
+    kinds = ["shared-prefix", "chat", "unicode", "len33", "len64", "len65", "multi-turn"]
+    lines = golden(kinds)[:: 6 if name == "alone" else 2]
+    runner = runner_of(real_model, kv_blocks=512, threads=2)
+    schedule = SCHEDULES[name]
+    if name == "preempted":
+        schedule = Schedule(total_blocks=32, horizon_tokens=1)
+    engine = Engine(runner, schedule)
+    for turn in range(2 if name == "batched" else 1):
+        outcome = engine.run([line["prompt_ids"] for line in lines], 32)
+        for line, tokens in zip(lines, outcome.tokens, strict=True):
+            assert_golden(line, tokens)
+        assert (outcome.preemptions > 0) == (name == "preempted")
+        assert sum(outcome.cached_tokens) > 0 or (name == "alone" and not turn)
+    runner.close()
