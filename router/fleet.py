@@ -53,6 +53,7 @@ class Fleet:
         self._expected = expected
         self._clock = clock
         self._members: dict[str, Member] = {}
+        self._link_boots: dict[str, int] = {}
         self._priors: dict[str, PoolPrior] = {}
         self._listeners: list[FenceListener] = []
         self._next_check_s = 0.0
@@ -153,16 +154,20 @@ class Fleet:
     # What links and requests tell
 
     def link_state(self, replica: str, boot: int, up: bool) -> None:
-        """The link to one life of a replica went up or down."""
+        """The link to one life of a replica went up or down. It is remembered beyond the member: a
+        replica that comes back while its link stands is told of only once."""
+        if up:
+            self._link_boots[replica] = boot
+        elif self._link_boots.get(replica) == boot:
+            del self._link_boots[replica]
+        else:
+            return
         member = self._members.get(replica)
         if member is None:
             return
-        if up:
-            member.link_boot = boot
-        elif member.link_boot == boot:
-            member.link_boot = None
-            if member.silent:
-                self._drop(member)
+        member.link_boot = boot if up else None
+        if not up and member.silent:
+            self._drop(member)
 
     def replica_failed(self, replica: str, boot: int) -> None:
         """A request failed by the replica's own fault: transport, timeout, 5xx."""
@@ -274,12 +279,10 @@ class Fleet:
         return member if member is not None and member.boot == boot else None
 
     def _begin_life(self, replica: str, boot: int, hello: ReplicaHello) -> None:
-        old = self._members.get(replica)
-        if old is not None:
+        if replica in self._members:
             self._end_life(replica)
         member = Member(replica, boot, hello, pool_name(hello), self._clock())
-        if old is not None and old.link_boot == boot:
-            member.link_boot = boot
+        member.link_boot = self._link_boots.get(replica)
         self._members[replica] = member
         self._admit(member, hello)
 

@@ -91,6 +91,10 @@ class Member:
         """KV blocks that it can use now."""
         return self.hello.total_blocks if self.load is None else self.load.total_blocks
 
+    def unheard(self, now_s: float) -> bool:
+        """Whether the bus brings nothing of it: it may hang, or only the bus may."""
+        return now_s - self.load_at_s > SUSPECT_LOAD_AGE_S
+
     def state(self, now_s: float) -> ReplicaState:
         """The state now."""
         if self.misfits:
@@ -99,8 +103,8 @@ class Member:
             return ReplicaState.DRAINING
         if self.load is None or not self.linked:
             return ReplicaState.JOINING if self.link_boot is None else ReplicaState.SUSPECT
-        silent = now_s - self.load_at_s > SUSPECT_LOAD_AGE_S
-        return ReplicaState.SUSPECT if silent or self.breaker.failures else ReplicaState.HEALTHY
+        suspect = self.unheard(now_s) or self.breaker.failures
+        return ReplicaState.SUSPECT if suspect else ReplicaState.HEALTHY
 
     def unavailable(self, now_s: float) -> str | None:
         """Why no request may go there now; None when one may. A silent bus alone is no reason: the

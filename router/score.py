@@ -71,6 +71,8 @@ class Scorer:
                 fit.append(member)
             else:
                 filtered.append(_without_terms(member, why, now_s))
+        fit, unheard = _heard(fit, now_s)
+        filtered += [_without_terms(member, "unheard", now_s) for member in unheard]
         depths = self._depths(query) if fit else {}
         standings = [self._standing(member, now_s) for member in fit]
         around = Surroundings(
@@ -125,6 +127,15 @@ class Scorer:
         priced = price(demand, blocks, cached, member, at, around)
         candidate = _candidate(replica, blocks, at, priced.terms)
         return Scored(candidate, member, priced, cached, digest, replica in depths)
+
+
+def _heard(fit: list[Member], now_s: float) -> tuple[list[Member], list[Member]]:
+    """Those to choose from, and those left out: while some are heard, who is not may well hang.
+    Where nobody is, it is the bus that is silent."""
+    unheard = [member for member in fit if member.unheard(now_s)]
+    if len(unheard) == len(fit):
+        return fit, []
+    return [member for member in fit if member not in unheard], unheard
 
 
 def _cached_tokens(query: RouteQuery, blocks: int) -> int:

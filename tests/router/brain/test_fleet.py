@@ -82,6 +82,37 @@ def test_a_link_that_is_ahead_of_the_hello_counts_once_it_comes() -> None:
     assert world.decide(P).replica == "r0"
 
 
+def test_R17_a_replica_that_comes_back_while_its_link_stands_is_routable() -> None:
+    world = World(1)
+    world.fleet.on_gone("r0", 1, "silent")
+    world.fleet.link_state("r0", 1, False)
+    assert len(world.fleet) == 0
+    world.fleet.link_state("r0", 1, True)
+    world.fleet.on_hello("r0", 1, hello())
+    assert world.decide(P).replica == "r0"
+
+
+def test_a_replica_that_hangs_gets_nothing_while_another_is_heard() -> None:
+    world = World()
+    world.join("hangs", held=(P,))
+    world.join("heard")
+    for _ in range(20):
+        world.clock.pass_s(0.25)
+        world.fleet.on_load("heard", 1, load())
+    decision = world.decide(P)
+    assert decision.replica == "heard"
+    assert decision.candidates[-1].filtered == "unheard"
+    assert world.decide(P, exclude=frozenset({"heard"})).replica == "hangs"
+    world.fleet.on_load("hangs", 1, load())
+    assert world.decide(P).replica == "hangs"
+
+
+def test_where_only_the_bus_is_silent_everybody_is_asked() -> None:
+    world = World(2)
+    world.clock.pass_s(20.0)
+    assert {world.decide(P).replica for _ in range(16)} == {"r0", "r1"}
+
+
 def test_E8_a_larger_boot_starts_empty_and_old_messages_are_ignored() -> None:
     world = World()
     world.join("a", boot=5, held=(P,))
