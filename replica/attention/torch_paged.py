@@ -46,27 +46,31 @@ class TorchPagedAttention(PagedAttention):
         return torch.cat(parts).flatten(1)
 
     def _single(self, query: Tensor, width: int, cache: LayerCache, batch: ForwardBatch) -> Tensor:
-        """One query a row. Stale numbers behind a row's context are replaced before use."""
+        """One query a row; the heads of a group stand where queries of a sequence would.
+
+        Stale numbers behind a row's context are replaced before use.
+        """
         rows = len(query)
         blocks = -(-width // cache.keys.shape[1])
         tables = batch.block_tables[:rows, :blocks].long()
         inside = torch.arange(width, device=query.device) < batch.contexts[:rows, None]
         keys, values = (
-            self._heads(pages[tables].flatten(1, 2)[:, :width]).masked_fill(
-                ~inside[:, None, :, None], 0.0
-            )
+            pages[tables]
+            .flatten(1, 2)[:, :width]
+            .masked_fill(~inside[:, :, None, None], 0.0)
+            .transpose(1, 2)
             for pages in (cache.keys, cache.values)
         )
-        return scaled_dot_product_attention(
-            query.unsqueeze(2), keys, values, attn_mask=inside[:, None, None, :]
-        ).squeeze(2)
+        grouped = query.unflatten(1, (self.shape.kv_heads, self.shape.group))
+        mask = inside[:, None, None, :]
+        return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).flatten(1, 2)
 
     def _chunk(self, query: Tensor, context: int, cache: LayerCache, table: Tensor) -> Tensor:
         """Several queries of one row over exactly its own context."""
         count = len(query)
         blocks = table[: -(-context // cache.keys.shape[1])].long()
         keys, values = (
-            self._heads(pages[blocks].flatten(0, 1)[:context].unsqueeze(0))
+            pages[blocks].flatten(0, 1)[None, :context].transpose(1, 2)
             for pages in (cache.keys, cache.values)
         )
         mask = None
@@ -79,9 +83,6 @@ class TorchPagedAttention(PagedAttention):
             values,
             attn_mask=mask,
             is_causal=mask is None,
+            enable_gqa=True,
         )
         return out.squeeze(0).transpose(0, 1)
-
-    def _heads(self, pages: Tensor) -> Tensor:
-        """[rows, context, kv_heads, dim] to [rows, heads, context, dim]."""
-        return pages.repeat_interleave(self.shape.group, dim=2).transpose(1, 2)

@@ -11,7 +11,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from replica.models.torch_kernels import TorchGated, TorchKernels, TorchLinear
+from replica.models.kernels import GatedLinear, Linear
+from replica.models.torch_kernels import TorchKernels, TorchLinear
 
 _PANEL = 32
 _HALF = _PANEL // 2
@@ -145,13 +146,13 @@ class NativeKernels(TorchKernels):
         )
         return out
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinear | TorchLinear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if weight.shape[1] % 2:
             return super().linear(weight, bias)
         wide = TorchLinear(weight, bias) if self._wide(weight) else None
         return NativeLinear(_Panels(self._library, weight, len(weight), bias), wide)
 
-    def gated(self, gate: Tensor, up: Tensor) -> NativeGated | TorchGated:
+    def gated(self, gate: Tensor, up: Tensor) -> GatedLinear:
         if gate.shape[1] % 2:
             return super().gated(gate, up)
         halves = (_padded(each, _HALF).unflatten(0, (-1, _HALF)) for each in (gate, up))

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
+from replica.models.kernels import GatedLinear, Linear
+
 log = logging.getLogger(__name__)
 
 _ROWS_HINT = 64
@@ -81,8 +83,8 @@ class TorchKernels:
         heads = qkv[:, : weight.numel()].unflatten(1, weight.shape)
         heads.copy_(self.norm(heads.float(), weight, qkv.dtype))
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return TorchLinear(weight, bias)
 
-    def gated(self, gate: Tensor, up: Tensor) -> TorchGated:
+    def gated(self, gate: Tensor, up: Tensor) -> GatedLinear:
         return TorchGated(gate, up)

@@ -30,6 +30,7 @@ _FLAGS = (
     "-std=gnu++20", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-w",
 )  # fmt: skip
 _COMPILE_TIMEOUT_S = 120.0
+_KEPT_OBJECTS = 8
 
 
 class CompileError(RuntimeError):
@@ -79,6 +80,13 @@ def compile_kernels(target: Path) -> None:
         os.replace(linked, target)
 
 
+def _forget_old(folder: Path) -> None:
+    """Keep the newest objects; a process that has loaded an older one is not disturbed."""
+    objects = sorted(folder.glob("kernels-*.so"), key=lambda path: path.stat().st_mtime)
+    for path in objects[:-_KEPT_OBJECTS]:
+        path.unlink(missing_ok=True)
+
+
 @cache
 def load_library() -> ctypes.CDLL:
     """The kernels, compiled first where the cache lacks them. Raises CompileError."""
@@ -87,6 +95,7 @@ def load_library() -> ctypes.CDLL:
         if not target.exists():
             log.info("compiling the native kernels (a few seconds, once)")
             compile_kernels(target)
+            _forget_old(target.parent)
         return _declared(ctypes.CDLL(str(target)))
     except OSError as error:
         raise CompileError(str(error)) from error

@@ -15,7 +15,7 @@ from replica.models.llama import Llama
 from replica.runner.batch import ForwardBatch, build_batch, row_order
 from replica.runner.pool import KVPool
 from replica.sampling.logits import NOT_FINITE, Sampled, sample
-from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult
+from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult, SampleSpec
 
 
 class ModelRunner:
@@ -98,7 +98,9 @@ class ModelRunner:
             device=self._device,
         )
 
-    def _sample(self, model: Llama, hidden: Tensor, samples: list) -> dict[int, Sampled]:
+    def _sample(
+        self, model: Llama, hidden: Tensor, samples: list[tuple[int, SampleSpec]]
+    ) -> dict[int, Sampled]:
         """Outcomes by row; the head runs for no other rows."""
         if not samples:
             return {}

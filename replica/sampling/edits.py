@@ -97,8 +97,8 @@ def _bias(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
         ),
     )
     if cells is not None:
-        rows, ids, bias = cells
-        logits[rows, ids] += bias
+        rows, ids, amounts = cells
+        logits[rows, ids] += amounts
 
 
 def _repetition(logits: Tensor, specs: Sequence[SampleSpec]) -> None:

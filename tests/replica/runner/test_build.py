@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,13 @@ def test_a_spoilt_object_in_the_cache_is_no_crash(
             library.load_library()
     finally:
         library.load_library.cache_clear()
+
+
+def test_only_the_newest_objects_are_kept(tmp_path: Path) -> None:
+    for index in range(12):
+        path = tmp_path / f"kernels-{index}.so"
+        path.touch()
+        os.utime(path, (index, index))
+    library._forget_old(tmp_path)
+    kept = {int(path.stem.removeprefix("kernels-")) for path in tmp_path.iterdir()}
+    assert kept == set(range(4, 12))

@@ -64,8 +64,7 @@ def test_logprobs_are_the_model_s(build: Build) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [512, 33])
-@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@pytest.mark.parametrize(("kernel", "chunk"), [("auto", 512), ("auto", 33), ("torch", 512)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all(build: Build, dtype: str, kernel: str, chunk: int) -> None:
     everything = recordings()
