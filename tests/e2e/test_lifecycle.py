@@ -127,6 +127,25 @@ def test_R17_a_replica_that_dies_mid_stream_is_an_error_and_the_next_request_wor
     wait_until(lambda: healthy(up) == {"r0", "r1"}, 60, "the replica is back")
 
 
+def test_a_router_that_dies_comes_back_where_clients_know_it(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    up = start(tmp_path, tiny_model)
+    try:
+        up.wait_ready()
+        router = next(
+            pid
+            for pid in up.children()
+            if b"router.app" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        os.kill(router, signal.SIGKILL)
+        wait_until(lambda: "router is back" in up.output, what="the router is back")
+        with OpenAI(base_url=f"{up.url}/v1", api_key=up.key, max_retries=0) as client:
+            assert chat(client).choices
+    finally:
+        up.close()
+
+
 def healthy(up: Up) -> set[str]:
     replicas = up.get_json("/router/replicas")["replicas"]
     return {of["replica"] for of in replicas if of["state"] == "healthy"}

@@ -7,9 +7,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -198,9 +199,16 @@ class LocalCluster:
         assert self._nats is not None
         self._router = self._child("router", "router.app", self._nats.router())
         self.url = await self._router.start(READY_S)
+        self._keep_port()
         self._say(f"router   {self.url}")
         self._watch(self._router)
         await self._wait_linked()
+
+    def _keep_port(self) -> None:
+        """A router that has to be started again listens where clients know it."""
+        assert self._nats is not None
+        self._options = replace(self._options, port=urlsplit(self.url).port)
+        write_cluster(self.state, cluster_config(self._options, self.state, self._nats.url))
 
     async def _wait_linked(self) -> None:
         """Until the gateway can send to every replica: no first request comes too early."""
