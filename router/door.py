@@ -29,8 +29,7 @@ _REFUSAL = (
 class _Refusal(asyncio.Protocol):
     """Says 503 and hangs up."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:
         transport.write(_REFUSAL)
         transport.close()
 

@@ -8,9 +8,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import uvloop
 
 from configs.model.card import ModelCard, load_card
 from tests.router.gateway.house import House
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable]:
+    """The tests of this folder run on the loop that the process runs on."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

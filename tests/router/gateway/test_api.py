@@ -251,6 +251,81 @@ async def test_P17_a_two_megabyte_delta_passes(house: House, http: aiohttp.Clien
     assert events(body)[-1] == b"[DONE]"
 
 
+@pytest.mark.parametrize(
+    ("options", "usage_chunks"),
+    [(None, 0), ({"include_usage": False}, 0), ({}, 0), ({"include_usage": True}, 1)],
+)
+async def test_P1_P2_usage_comes_once_and_only_when_asked(
+    house: House, http: aiohttp.ClientSession, options: dict | None, usage_chunks: int
+) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
+        asked = {**body, "stream": True, "stream_options": options}
+        async with house.post(http, path, asked) as response:
+            got = events(await response.read())
+        assert got[-1] == b"[DONE]"
+        chunks = [json.loads(event) for event in got[:-1]]
+        with_usage = [chunk for chunk in chunks if chunk.get("usage")]
+        assert len(with_usage) == usage_chunks
+        assert all(chunk["choices"] == [] for chunk in with_usage)
+        assert with_usage == chunks[len(chunks) - usage_chunks :]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "bogus"}},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        {"functions": []},
+        {"top_logprobs": 2},
+        {"logprobs": True, "top_logprobs": 21},
+    ],
+)
+async def test_P12_P14_what_is_not_supported_is_400_and_never_ignored(
+    house: House, http: aiohttp.ClientSession, change: dict
+) -> None:
+    async with house.post(http, "/v1/chat/completions", {**CHAT, **change}) as response:
+        assert response.status == 400
+    assert not house.calls
+
+
+async def test_P14_developer_and_parts_give_the_same_prompt(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    for role, content in (
+        ("system", "be brief"),
+        ("developer", [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}]),
+    ):
+        messages = [{"role": role, "content": content}, *CHAT["messages"]]
+        async with house.post(
+            http, "/v1/chat/completions", {**CHAT, "messages": messages}
+        ) as response:
+            assert response.status == 200
+    assert len({call.request.prompt for call in house.calls}) == 1
+
+
+async def test_the_answer_is_rendered_with_its_own_ids_in_the_next_turn(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    text = "hello there"
+    ids = [house.card.tokenizer.encode(letter)[0] for letter in text]
+    assert ids != house.card.tokenizer.encode(text)
+
+    async def spelled(call):
+        await call.send(text, ids, finish="stop")
+
+    house.script(spelled)
+    async with house.post(http, "/v1/chat/completions", CHAT) as response:
+        assert response.status == 200
+    turn = {"role": "assistant", "content": text}
+    messages = [*CHAT["messages"], turn, {"role": "user", "content": "go on"}]
+    async with house.post(http, "/v1/chat/completions", {**CHAT, "messages": messages}) as response:
+        assert response.status == 200
+    asked = sorted((call.request for call in house.calls), key=lambda r: len(r.prompt))
+    first, second = (request.token_ids().tolist() for request in asked)
+    assert second[: len(first) + len(ids)] == first + ids
+
+
 async def test_O3_a_full_gate_is_429_with_retry_after_and_the_client_succeeds(build) -> None:
     house = await build(max_inflight_tokens=300)
     release = asyncio.Event()

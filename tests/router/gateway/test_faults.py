@@ -287,8 +287,9 @@ def raw_request(house: House, path: str, body: dict) -> socket.socket:
 async def test_O1_clients_that_leave_are_cancelled_upstream(build, leave: str, body: dict) -> None:
     house = await build()
     house.script(silent)
-    clients = [raw_request(house, "/v1/chat/completions", body) for _ in range(100)]
-    await until(lambda: len(house.calls) == 100)
+    count = 200 if leave == "close" else 50
+    clients = [raw_request(house, "/v1/chat/completions", body) for _ in range(count)]
+    await until(lambda: len(house.calls) == count)
     for client in clients:
         if leave == "half_close":
             client.shutdown(socket.SHUT_WR)

@@ -9,7 +9,9 @@ import pytest
 from aiohttp import web
 
 from events.errors import CoreError, UserError
-from events.request import SamplingParams
+from events.output import CacheCleared, LinkWelcome
+from events.request import LINK_VERSION, Abort, SamplingParams
+from events.wire import encode
 from router.address import AllowList
 from router.dispatch import Dispatcher
 from router.errors import LinkRefusedError
@@ -292,6 +294,41 @@ async def test_R17_a_malformed_frame_is_a_broken_link(rig: Rig) -> None:
     assert rig.chooser.statuses == ["transport"]
     await until(lambda: rig.links.get("r0").counts["malformed"] == 1)
     await rig.up()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\x80\x04\x95\x00.",
+        bytes(range(256)),
+        encode(LinkWelcome(version=LINK_VERSION, replica="r0", boot=1)),
+        encode(Abort(request_id="x", attempt=1)),
+        "text",
+    ],
+)
+async def test_S1_hostile_frames_cost_the_link_and_nothing_else(
+    rig: Rig, frame: bytes | str
+) -> None:
+    async def hostile(call):
+        send = call.ws.send_str if isinstance(frame, str) else call.ws.send_bytes
+        await send(frame)
+
+    rig.replicas[0].script = hostile
+    assert await collect(rig.run()) == "one two three"
+    assert rig.chooser.statuses == ["transport", "ok"]
+    rig.replicas[0].script = echo
+    await rig.up()
+    assert await collect(rig.run()) == "one two three"
+
+
+async def test_S1_an_answer_to_an_unknown_command_is_ignored(rig: Rig) -> None:
+    async def chatty(call):
+        await call.ws.send_bytes(encode(CacheCleared(command_id="nobody's", blocks=1)))
+        await call.answer()
+
+    rig.replicas[0].script = chatty
+    assert await collect(rig.run()) == "one two three"
 
 
 async def test_clear_cache_waits_for_the_answer(rig: Rig) -> None:

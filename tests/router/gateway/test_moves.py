@@ -1,0 +1,38 @@
+"""What a lost replica had in flight, and had not begun to answer, moves to another one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from router.openai.stream import DONE
+from tests.fakes.replica import echo, silent
+from tests.router.gateway.house import CHAT, House
+from tests.router.gateway.kit import until
+
+REQUESTS = 80
+"""More than the budget of retries holds."""
+
+
+async def read(house: House, http: aiohttp.ClientSession) -> bytes:
+    async with house.post(http, "/v1/chat/completions", {**CHAT, "stream": True}) as response:
+        return await response.read()
+
+
+async def test_R17_all_that_a_lost_replica_had_not_begun_moves(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    house.script(silent)
+    reading = [asyncio.create_task(read(house, http)) for _ in range(REQUESTS)]
+    await until(lambda: len(house.calls) == REQUESTS)
+    victim = house.calls[0].replica
+    survivors = [call for call in house.calls if call.replica is not victim]
+    assert len(survivors) < REQUESTS - 20
+    house.script(echo)
+    await victim.die()
+    for call in survivors:
+        await call.answer()
+    bodies = await asyncio.gather(*reading)
+    assert all(body.endswith(DONE) for body in bodies)
+    await house.settled()
