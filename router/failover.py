@@ -1,8 +1,9 @@
 """One request across its attempts: another replica is asked only before anything was delivered.
 
 A retry needs three things: nothing delivered yet, an attempt left, and credit in the budget that
-all requests share, so that a broken fleet is not hit with several times its traffic. After the
-first delta a broken replica ends the request with an error, never with a clean end.
+all requests share, so that a broken fleet is not hit with several times its traffic. What a lost
+link had in flight moves elsewhere once without credit: however much it was, it comes from there no
+more. After the first delta a broken replica ends the request with an error, never with a clean end.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from types import TracebackType
 from events.errors import InvariantError, UserError
 from events.output import CoreDelta
 from router.dispatch import Attempt, Dispatcher, Job
-from router.errors import AttemptError, timeout_failure
+from router.errors import TRANSPORT, AttemptError, timeout_failure
 
 STALL_S = 10.0
 """A deadline that passes while the replica was silent for this long is held against it."""
@@ -136,8 +137,12 @@ class Run:
             not self.delivered
             and failure.retryable
             and self._attempts <= self._retries
-            and self._budget.withdraw()
+            and (self._moves(failure) or self._budget.withdraw())
         )
+
+    def _moves(self, failure: AttemptError) -> bool:
+        """Whether this is the first attempt, lost with its link."""
+        return failure.kind == TRANSPORT and self._attempts == 1
 
     def _time_out(self) -> None:
         attempt = self._attempt
