@@ -10,6 +10,8 @@ FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_ABORT = "abort"
 FINISH_ERROR = "error"
+CLEAN_FINISHES = (FINISH_STOP, FINISH_LENGTH)
+"""The answer is whole; any other reason, known or not, is a failure."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

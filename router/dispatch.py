@@ -12,7 +12,7 @@ from typing import Protocol
 
 from events.decision import RouteDecision
 from events.errors import CoreError, UserError
-from events.output import FINISH_ABORT, FINISH_ERROR, CoreDelta, Usage
+from events.output import CLEAN_FINISHES, CoreDelta, Usage
 from events.request import CoreRequest, SamplingParams
 from kvstore.identity import KeyChain
 from router.errors import AttemptError, finish_failure, transport_failure
@@ -142,7 +142,7 @@ class Attempt:
         batch = await self._sink.take()
         self._last_delta_s = time.monotonic()
         for delta in batch:
-            if delta.finish is not None and delta.finish.reason in (FINISH_ERROR, FINISH_ABORT):
+            if delta.finish is not None and delta.finish.reason not in CLEAN_FINISHES:
                 raise finish_failure(delta.finish.reason, delta.finish.error)
             self._usage[delta.child] = delta.usage
         self._report_first_token(batch[0].usage)

@@ -23,6 +23,7 @@ from router.http import log_unexpected, read_body, request_id
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.completions import CompletionCollector, CompletionStream
 from router.openai.errors import SERVER_ERROR
+from router.openai.limits import limits_of
 from router.openai.parse import parse_chat, parse_completion
 from router.openai.progress import Progress
 from router.openai.sampling import to_sampling
@@ -89,13 +90,7 @@ class Generator:
         contexts += [replica.context_tokens for replica in self._of.config.replicas]
         if pool is not None:
             contexts.append(pool.context_tokens)
-        return Limits(
-            models=frozenset({self._model}),
-            context_tokens=min(contexts),
-            vocab=card.shape.vocab,
-            tools=card.template.supports_tools,
-            tool_calls=card.template.supports_tools,
-        )
+        return limits_of(card, (self._model,), min(contexts))
 
     async def _enter(self, request: web.Request, held: ExitStack) -> tuple[Tenant, bytes]:
         if self._of.lifecycle.draining:

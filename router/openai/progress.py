@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from events.errors import CoreError, InvariantError
-from events.output import FINISH_LENGTH, FINISH_STOP, CoreDelta, CoreFinish, Usage
+from events.output import CLEAN_FINISHES, CoreDelta, CoreFinish, Usage
 from router.openai.usage import UsageBody, total
-
-_CLEAN = (FINISH_STOP, FINISH_LENGTH)
 
 ABORTED = CoreError(
     status=503,
@@ -72,7 +70,7 @@ class Progress:
 
     def _finish(self, choice: Choice, finish: CoreFinish) -> None:
         choice.finish = finish.reason
-        if choice.finish in _CLEAN:
+        if choice.finish in CLEAN_FINISHES:
             self._open -= 1
         else:
             self.error = finish.error or ABORTED
