@@ -29,6 +29,7 @@ from configs.schema import ClusterConfig, ReplicaConfig
 from events.errors import WarmrouteError
 from events.load import DigestShape, KVLayout, ReplicaHello
 from events.nats import connect
+from events.parent import follow_parent
 from events.secrets import link_secret, parse_secret
 from events.subjects import check_id
 from kvstore.identity import HASH_VERSION, Namespace, key_id
@@ -40,7 +41,6 @@ from replica.front.check import Limits
 from replica.front.intake import Served
 from replica.front.link import LinkSettings
 from replica.front.output import StepQueue
-from replica.parent import follow_parent
 from replica.publish import Publisher
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import logging
 import os
 import resource
@@ -24,11 +23,11 @@ from configs.model.card import load_card
 from configs.schema import ClusterConfig
 from events.errors import WarmrouteError
 from events.nats import connect
+from events.parent import follow_parent
 from events.secrets import parse_secret
 from events.subjects import check_id
 from router.gateway import Gateway
 
-_PR_SET_PDEATHSIG = 1
 _SPARE_FILES = 1_024
 MEET_S = 2.0
 """READY waits that long for replicas that are there already: then none of the first requests is
@@ -40,14 +39,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config", type=Path, required=True, help="the cluster file (TOML)")
     parser.add_argument("--die-with-parent", action="store_true", help="stop when the parent ends")
     return parser.parse_args(argv)
-
-
-def _follow_parent(parent: int) -> None:
-    """SIGTERM for this process when its parent ends, however it ends (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:
-            raise WarmrouteError("the parent has ended")
 
 
 def _raise_file_limit(connections: int) -> None:
@@ -94,7 +85,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     try:
         if options.die_with_parent:
-            _follow_parent(parent)
+            follow_parent(parent)
         config = _load(options.config)
         _raise_file_limit(config.router.max_connections)
         uvloop.run(_serve(config))
