@@ -14,7 +14,7 @@ from events.request import SamplingParams
 from replica.runner.build import build_runner
 from replica.runner.runner import ModelRunner
 from tests.replica.runner.driver import Driver
-from tests.replica.runner.golden import check, recordings, run_side_by_side
+from tests.replica.runner.golden import Recording, check, recordings, run_side_by_side
 
 FEW = [0, 6, 18, 30, 42, 48, 50, 53, 61]
 DTYPES = ["float32", "bfloat16"]
@@ -63,11 +63,20 @@ def test_logprobs_are_the_model_s(build: Build) -> None:
         assert first - second == pytest.approx(recording.margins[step], abs=2e-3)
 
 
+def check_batches(runner: ModelRunner, chosen: list[Recording], chunk: int, dtype: str) -> None:
+    for first in range(0, len(chosen), 16):
+        some = chosen[first : first + 16]
+        check(run_side_by_side(runner, some, chunk), some, dtype)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "chunk"), [("auto", 512), ("auto", 33), ("torch", 512)])
+@pytest.mark.parametrize("chunk", [512, 33])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_all(build: Build, dtype: str, kernel: str, chunk: int) -> None:
-    everything = recordings()
-    for first in range(0, len(everything), 16):
-        chosen = everything[first : first + 16]
-        check(run_side_by_side(build(dtype, kernel), chosen, chunk), chosen, dtype)
+def test_all(build: Build, dtype: str, chunk: int) -> None:
+    check_batches(build(dtype, "auto"), recordings(), chunk, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_third_in_plain_torch(build: Build, dtype: str) -> None:
+    check_batches(build(dtype, "torch"), recordings()[::3], 512, dtype)
