@@ -216,4 +216,5 @@ class Admin:
             message = f"replica {link.target.replica} did not answer"
             error = CoreError(status=503, message=message, type="server_error", code="no_answer")
             raise UserError(error) from None
+        self._of.brain.cache_cleared(link.target.replica)
         return {"replica": link.target.replica, "blocks": blocks}

@@ -124,6 +124,24 @@ async def test_clear_cache_waits_for_all_replicas(
     assert [replica.cleared for replica in house.replicas] == [1, 1]
 
 
+async def test_a_cleared_cache_is_no_longer_counted_on(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    body = {**CHAT, "messages": SYSTEM}
+
+    async def predicted() -> int:
+        async with house.post(http, "/v1/chat/completions", body) as response:
+            await response.read()
+            decision = response.headers["x-warmroute-decision"]
+        _, answer = await call(house, http, "GET", f"/router/decisions/{decision}")
+        return answer["decision"]["predicted_cached_tokens"]
+
+    assert await predicted() == 0
+    assert await predicted() > 0
+    await call(house, http, "POST", "/router/cache/clear", {})
+    assert await predicted() == 0
+
+
 async def test_S2_a_public_prefix_is_shared_and_nothing_else(
     house: House, http: aiohttp.ClientSession
 ) -> None:
