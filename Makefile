@@ -21,6 +21,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,bench,lint]'
 	@echo "setup: default model"
 	@$(VENV)/bin/python -m tools.fetch
+	@echo "setup: native CPU kernels"
+	@$(VENV)/bin/python -m replica.native.library
 	@touch $@
 
 up: setup

@@ -39,8 +39,9 @@ class CompileError(RuntimeError):
 
 def cache_folder() -> Path:
     """Where compiled kernels are kept."""
+    given = os.environ.get("WARMROUTE_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "warmroute" / "native"
+    return Path(given or Path(base, "warmroute")) / "native"
 
 
 def _name() -> str:
@@ -117,3 +118,10 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         function.argtypes = arguments
         function.restype = None
     return library
+
+
+if __name__ == "__main__":
+    try:
+        load_library()
+    except CompileError as error:
+        print(f"no native kernels, plain torch will be used: {error}")
