@@ -146,6 +146,40 @@ def test_a_router_that_dies_comes_back_where_clients_know_it(
         up.close()
 
 
+def test_a_replica_that_fails_to_start_again_is_tried_again(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(tiny_model.read_bytes())
+    up = start(tmp_path / "state", model)
+    try:
+        up.wait_ready()
+        model.rename(tmp_path / "away.gguf")
+        os.kill(replica_process(up, "r0"), signal.SIGKILL)
+        wait_until(lambda: "r0 did not start" in up.output, what="a failed start")
+        (tmp_path / "away.gguf").rename(model)
+        wait_until(lambda: "r0 is back" in up.output, 60, "the replica is back")
+        wait_until(lambda: healthy(up) == {"r0"}, what="it is healthy")
+    finally:
+        up.close()
+
+
+@pytest.mark.slow
+def test_everything_killed_at_once_comes_back(tmp_path: Path, tiny_model: Path) -> None:
+    up = start(tmp_path, tiny_model)
+    try:
+        up.wait_ready()
+        for pid in up.children():
+            os.kill(pid, signal.SIGKILL)
+        names = ("r0 is back", "router is back")
+        wait_until(lambda: all(name in up.output for name in names), 60, "all are back")
+        wait_until(lambda: healthy(up) == {"r0"}, what="it is healthy")
+        with OpenAI(base_url=f"{up.url}/v1", api_key=up.key, max_retries=0) as client:
+            assert chat(client).choices
+    finally:
+        up.close()
+
+
 def healthy(up: Up) -> set[str]:
     replicas = up.get_json("/router/replicas")["replicas"]
     return {of["replica"] for of in replicas if of["state"] == "healthy"}

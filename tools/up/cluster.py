@@ -32,6 +32,7 @@ from tools.up.state import ClusterState, lock, open_state, sha256_hex, write_clu
 READY_S = 120.0
 LINK_S = 30.0
 LINK_POLL_S = 0.05
+RESTART_PAUSE_S = 1.0
 Say = Callable[[str], None]
 
 
@@ -227,6 +228,7 @@ class LocalCluster:
         self._watchers.append(asyncio.create_task(self._keep_alive(child)))
 
     async def _keep_alive(self, child: Child) -> None:
+        """Start it again whenever it ends; one that fails to start has just ended once more."""
         budget = RestartBudget()
         while True:
             status = await child.wait()
@@ -237,9 +239,10 @@ class LocalCluster:
             try:
                 await child.start(READY_S)
             except CommandError as error:
-                self._fail(str(error))
-                return
-            self._say(f"{child.name} is back")
+                self._say(str(error))
+                await asyncio.sleep(RESTART_PAUSE_S)
+            else:
+                self._say(f"{child.name} is back")
 
     async def _keep_bus(self, nats: EmbeddedNats) -> None:
         budget = RestartBudget()
@@ -252,8 +255,8 @@ class LocalCluster:
             try:
                 await nats.start()
             except WarmrouteError as error:
-                self._fail(str(error))
-                return
+                self._say(str(error))
+                await asyncio.sleep(RESTART_PAUSE_S)
 
     def hurry(self) -> None:
         """Stop waiting for children that drain: kill them."""
