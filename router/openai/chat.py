@@ -54,7 +54,7 @@ class ChatStream(EventStream):
         self._texts = None if request.controls.logprobs is None else texts
         self._parts = _ChunkParts(head, request.include_usage, self._texts is not None)
         self._openings = [self._parts.of_choice(index) for index in range(n)]
-        self._opened = [False] * n
+        self._opened = False
 
     def feed(self, delta: CoreDelta, prompt: int = 0) -> list[bytes]:
         """The events for one delta; none after an error."""
@@ -62,10 +62,7 @@ class ChatStream(EventStream):
             return []
         choice = self.progress.note(delta, prompt)
         opening = self._openings[choice.index]
-        events = []
-        if not self._opened[choice.index]:
-            self._opened[choice.index] = True
-            events.append(self._parts.role(opening))
+        events = self._open()
         if self._texts is not None and delta.logprobs:
             entries = self._texts.chat_entries(delta.logprobs)
             events.append(self._parts.with_logprobs(opening, delta.text, entries))
@@ -76,6 +73,14 @@ class ChatStream(EventStream):
         if self.progress.error is None:
             events.append(self._parts.finish(opening, choice.finish))
         return events + self._ending()
+
+    def _open(self) -> list[bytes]:
+        """Before anything else each choice says its role, in order: clients count on index 0 being
+        the first they hear of, whichever choice has its first token first."""
+        if self._opened:
+            return []
+        self._opened = True
+        return [self._parts.role(opening) for opening in self._openings]
 
     def _usage_event(self) -> bytes:
         return self._parts.usage(self.progress.usage())

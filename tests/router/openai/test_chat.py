@@ -109,6 +109,19 @@ def test_P9_three_choices_streamed(texts: TokenTexts) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+def test_P9_the_first_chunk_is_of_index_0_whoever_speaks_first(texts: TokenTexts) -> None:
+    late_first = [
+        delta("c", child=2, finish="stop"),
+        delta("a", child=0, finish="stop"),
+        delta("b", child=1, finish="stop"),
+    ]
+    events = stream(request(n=3), texts, late_first)
+    roles = [event["choices"][0] for event in events[:3]]
+    assert [choice["index"] for choice in roles] == [0, 1, 2]
+    assert all(choice["delta"]["role"] == "assistant" for choice in roles)
+    assert [choice.message.content for choice in accumulate(events).choices] == ["a", "b", "c"]
+
+
 def test_P9_three_choices_collected(texts: TokenTexts) -> None:
     body = collect(request(n=3), texts, THREE)
     assert [choice["message"]["content"] for choice in body["choices"]] == ["be", "d", "ac"]
