@@ -236,14 +236,18 @@ async def test_R20_a_draining_replica_gets_no_new_turn_and_finishes_its_stream(
         await call.send(" two", finish="stop")
 
     house.script(slow)
-    async with house.post(http, "/v1/chat/completions", STREAM) as response:
+    # Long enough that its warm prefix would outweigh the stream that runs there.
+    session = {**STREAM, "messages": [{"role": "user", "content": "what was said before " * 30}]}
+    async with house.post(http, "/v1/chat/completions", session) as response:
         draining = next(r for r in house.replicas if r.calls)
+        house.script(echo)
+        assert await status_of(house, http, "/v1/chat/completions", session) == 200
+        assert len(draining.calls) == 2
         draining.draining = True
         house.fleet.on_load(draining.replica_id, draining.boot, draining.load())
-        house.script(echo)
         for _ in range(4):
-            assert await status_of(house, http, "/v1/chat/completions", CHAT) == 200
-        assert len(draining.calls) == 1
+            assert await status_of(house, http, "/v1/chat/completions", session) == 200
+        assert len(draining.calls) == 2
         house.fleet.on_gone(draining.replica_id, draining.boot, "bye")
         release.set()
         assert (await response.read()).endswith(DONE)

@@ -26,36 +26,6 @@ ROUTES = pytest.mark.parametrize(
 )
 
 
-@ROUTES
-@pytest.mark.parametrize(
-    ("options", "counts"),
-    [
-        ({}, 0),
-        ({"stream_options": None}, 0),
-        ({"stream_options": {}}, 0),
-        ({"stream_options": {"include_usage": None}}, 0),
-        ({"stream_options": {"include_usage": False}}, 0),
-        ({"stream_options": {"include_usage": True}}, 1),
-    ],
-)
-async def test_P1_P2_usage_comes_once_and_only_where_it_was_asked_for(
-    house: House,
-    http: aiohttp.ClientSession,
-    path: str,
-    body: dict[str, Any],
-    options: dict[str, Any],
-    counts: int,
-) -> None:
-    async with house.post(http, path, {**body, "stream": True, **options}) as response:
-        *chunks, done = events(await response.read())
-    assert done == b"[DONE]"
-    documents = [json.loads(chunk) for chunk in chunks]
-    counted = [document for document in documents if document.get("usage")]
-    assert [document["choices"] for document in counted] == [[]] * counts
-    assert counted == documents[len(documents) - counts :]
-    assert all(("usage" in document) == bool(counts) for document in documents)
-
-
 async def test_R6_past_calls_that_the_model_would_not_see_are_refused(
     build: Callable, tiny_card: ModelCard, http: aiohttp.ClientSession
 ) -> None:
