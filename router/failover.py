@@ -1,9 +1,10 @@
 """One request across its attempts: another replica is asked only before anything was delivered.
 
-A retry needs three things: nothing delivered yet, an attempt left, and credit in the budget that
-all requests share, so that a broken fleet is not hit with several times its traffic. What a lost
-link had in flight moves elsewhere once without credit: however much it was, it comes from there no
-more. After the first delta a broken replica ends the request with an error, never with a clean end.
+A stream is delivered from its first delta on, a plain answer at its end. From then on a broken
+replica ends the request with an error, never with a clean end. A retry needs two things more: an
+attempt left, and credit in the budget that all requests share, so that a broken fleet is not hit
+with several times its traffic. What a lost link had in flight moves elsewhere once without credit:
+however much it was, it comes from there no more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from events.errors import InvariantError, UserError
 from events.output import CoreDelta
 from router.dispatch import Attempt, Dispatcher, Job
 from router.errors import TRANSPORT, AttemptError, timeout_failure
+from router.sink import merge
 
 STALL_S = 10.0
 """A deadline that passes while the replica was silent for this long is held against it."""
@@ -42,11 +44,24 @@ class RetryBudget:
 
 class Run:
     """A request being answered. Use as a context manager: leaving it releases everything, and
-    tells the replica to stop unless the answer is complete."""
+    tells the replica to stop unless the answer is complete.
 
-    def __init__(self, job: Job, dispatcher: Dispatcher, budget: RetryBudget, retries: int) -> None:
+    `whole`: the answer is delivered at its end, in one piece. Until then a replica that breaks
+    costs time, not the answer."""
+
+    def __init__(
+        self,
+        job: Job,
+        dispatcher: Dispatcher,
+        budget: RetryBudget,
+        retries: int,
+        whole: bool = False,
+    ) -> None:
         self.job = job
         self.delivered = False
+        self._begun = False
+        self._whole = whole
+        self._kept: list[CoreDelta] = []
         self._dispatcher = dispatcher
         self._budget = budget
         self._retries = 0 if job.pin else retries
@@ -97,8 +112,19 @@ class Run:
                     return ()
                 self._time_out()
             else:
-                self.delivered = True
-                return batch
+                self._begun = True
+                if deltas := self._deliver(batch):
+                    return deltas
+
+    def _deliver(self, batch: tuple[CoreDelta, ...]) -> tuple[CoreDelta, ...]:
+        """What the reader gets of this batch."""
+        if self._whole:
+            self._kept += batch
+            if not self.done:
+                return ()
+            batch = merge(self._kept)
+        self.delivered = True
+        return batch
 
     def _sent_attempt(self) -> Attempt:
         if self._attempt is None or self._attempt.finished:
@@ -119,7 +145,7 @@ class Run:
     def _deadline_s(self) -> float:
         """Loop time by which the next thing has to happen."""
         budget_s = self.job.timeout_s
-        if not self.delivered:
+        if not self._begun:
             budget_s = min(budget_s, self.job.first_token_timeout_s)
         return self._started_s + budget_s
 
@@ -131,6 +157,7 @@ class Run:
             raise UserError(failure.error) from failure
         self._failed |= {attempt.decision.replica}
         self._cause = failure
+        self._kept = []
 
     def _may_retry(self, failure: AttemptError) -> bool:
         return (
@@ -147,6 +174,6 @@ class Run:
     def _time_out(self) -> None:
         attempt = self._attempt
         assert attempt is not None
-        silent = not self.delivered or attempt.silent_s > STALL_S
+        silent = not self._begun or attempt.silent_s > STALL_S
         attempt.finish("timeout", replica_fault=silent)
         raise UserError(timeout_failure("the request took longer than allowed").error)

@@ -60,7 +60,7 @@ class Generator:
             asked = parse_chat(body, limits)
             prompt = await self._of.renderer.chat(asked.messages, asked.tools, tenant=tenant.name)
             jobs = self._jobs(request, tenant, asked, [prompt], limits, pool)
-            answers = self._place(held, jobs)
+            answers = self._place(held, jobs, whole=not asked.stream)
             kind = ChatStream if asked.stream else ChatCollector
             head = new_head("chatcmpl", self._model, self._fingerprint)
             reply = kind(head, asked, self._of.texts)
@@ -78,7 +78,7 @@ class Generator:
             render = self._of.renderer.prompt
             prompts = [await render(prompt, tenant=tenant.name) for prompt in asked.prompts]
             jobs = self._jobs(request, tenant, asked, prompts, limits, pool)
-            answers = self._place(held, jobs)
+            answers = self._place(held, jobs, whole=not asked.stream)
             kind = CompletionStream if asked.stream else CompletionCollector
             head = new_head("cmpl", self._model, self._fingerprint)
             return await self._reply(request, answers, kind(head, asked, self._of.texts))
@@ -123,11 +123,11 @@ class Generator:
             jobs.append(self._of.jobs.make(own_id, tenant, prompt.ids, sampling, pool))
         return jobs
 
-    def _place(self, held: ExitStack, jobs: Sequence[Job]) -> Answers:
+    def _place(self, held: ExitStack, jobs: Sequence[Job], whole: bool) -> Answers:
         """Admit all prompts of the request or none; nothing is sent before the first `next`."""
         of, retries = self._of, self._settings.retries
         held.enter_context(of.gate.admitted(sum(job.cost_tokens for job in jobs)))
-        runs = [Run(job, of.dispatcher, of.budget, retries) for job in jobs]
+        runs = [Run(job, of.dispatcher, of.budget, retries, whole) for job in jobs]
         return held.enter_context(Answers(runs))
 
     async def _reply(

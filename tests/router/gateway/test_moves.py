@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import aiohttp
+import pytest
 
 from router.openai.stream import DONE
 from tests.fakes.replica import echo, stall
-from tests.router.gateway.house import CHAT, House
+from tests.router.gateway.house import CHAT, COMPLETION, House
 from tests.router.gateway.kit import until
 
 REQUESTS = 80
@@ -34,4 +36,32 @@ async def test_R17_all_that_a_lost_replica_had_not_begun_moves(
     release.set()
     bodies = await asyncio.gather(*reading)
     assert all(body.endswith(DONE) for body in bodies)
+    await house.settled()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "n": 2}),
+        ("/v1/completions", {**COMPLETION, "prompt": ["a", "b", "c"]}),
+    ],
+)
+async def test_R17_a_plain_answer_survives_the_loss_of_its_replica_half_way(
+    house: House, http: aiohttp.ClientSession, path: str, body: dict
+) -> None:
+    """Nothing was delivered yet: it is made anew elsewhere, and only the new one is told."""
+
+    async def break_half_way(call) -> None:
+        if call.replica is not house.calls[0].replica:
+            await call.answer()
+            return
+        await call.send("lost")
+        call.replica.break_links()
+
+    house.script(break_half_way)
+    async with house.post(http, path, body) as response:
+        answer = json.loads(await response.read())
+    assert response.status == 200, answer
+    texts = [choice.get("text") or choice["message"]["content"] for choice in answer["choices"]]
+    assert set(texts) == {"one two three"}
     await house.settled()
