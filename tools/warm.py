@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from configs.load import ConfigError, load_cluster
+from configs.load import load_cluster
 from tools.admin import AdminClient
 from tools.errors import CommandError
+from tools.flags import output_file, positive
 from tools.up.state import default_folder, read_keys
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -33,13 +34,17 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("file", metavar="FILE", help="the prompts, one JSON object a line")
     parser.add_argument("--tenant", default="default", help="whose cache scope to warm")
-    parser.add_argument("--replicas", type=int, default=1, metavar="K", help="on how many replicas")
+    parser.add_argument(
+        "--replicas", type=positive, default=1, metavar="K", help="on how many replicas"
+    )
     parser.add_argument("--public", action="store_true", help="register as heads that all share")
     parser.add_argument("--url", help="the gateway (default: the one that `warmroute up` started)")
     parser.add_argument("--state", type=Path, help="state folder of the cluster")
-    parser.add_argument("--json", type=Path, help="write what the probes found here")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write what the probes found here"
+    )
     return parser
 
 
@@ -77,10 +82,7 @@ def _prompt(line: bytes, where: str) -> dict[str, Any]:
 async def _warm(flags: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     folder = flags.state or default_folder("local")
     keys = read_keys(folder)
-    try:
-        router = load_cluster(folder / "cluster.toml").router
-    except ConfigError as error:
-        raise CommandError(str(error)) from error
+    router = load_cluster(folder / "cluster.toml").router
     prompts = read_prompts(flags.file)
     probes = []
     columns = (TextColumn("warming"), BarColumn(), MofNCompleteColumn())
@@ -115,4 +117,8 @@ def main(argv: Sequence[str]) -> int:
     if flags.json:
         flags.json.write_text(json.dumps(probes, indent=2) + "\n")
     found = [of["cached_tokens"] for probe in probes for of in probe["replicas"]]
+    if found and min(found) == 0:
+        console.print(
+            "Some prompt is not warm: it is too short (whole blocks are kept) or evicted."
+        )
     return int(not found or min(found) == 0)

@@ -74,6 +74,8 @@ def test_the_dashboard_shows_replicas_and_decisions(up: Up, client: OpenAI, tmp_
             "document.querySelectorAll('#decisions tr.first').length >= 3", timeout=20_000
         )
         page.wait_for_function("document.querySelector('#ratio').textContent.includes('%')")
+        fits = "[...document.querySelectorAll('.card')].every(c => c.scrollWidth <= c.clientWidth)"
+        assert page.evaluate(fits), "a card's content leaves its card"
         page.screenshot(path=str(tmp_path / "dashboard.png"))
         assert page.inner_text("#state") == "live"
         assert errors == []

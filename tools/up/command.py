@@ -1,4 +1,4 @@
-"""The command around the cluster: flags, progress lines, the ready message, Ctrl-C."""
+"""`warmroute up`: flags, progress lines, the ready message, Ctrl-C around the cluster."""
 
 from __future__ import annotations
 
@@ -9,53 +9,70 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from events.subjects import check_id
+from router.policies import POLICIES
 from tools.errors import CommandError
 from tools.fetch import default_model
+from tools.flags import port, positive
 from tools.up.cluster import LocalCluster, UpOptions
 from tools.up.state import default_folder
 
 DEFAULT_NAME = "smollm2-135m-instruct"
+REPLICAS_MAX = 64
 
 READY = """
 warmroute is up: {url}   (dashboard: {url}/dashboard)
 
-  curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\
-    -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
+curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\
+  -H 'Content-Type: application/json' \\
+  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
 
-  from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="{key}")
-  answer = client.chat.completions.create(
-      model="{model}", messages=[{{"role": "user", "content": "Say hello."}}])
-  print(answer.choices[0].message.content)
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="{key}")
+answer = client.chat.completions.create(
+    model="{model}", messages=[{{"role": "user", "content": "Say hello."}}])
+print(answer.choices[0].message.content)
 
 Logs and keys: {folder}. Ctrl-C stops everything.
 """
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="warmroute up", description=__doc__)
-    parser.add_argument("--host", default="127.0.0.1", help="where the gateway listens")
-    parser.add_argument("--port", type=int, default=8000, help="the gateway's port (0: any free)")
-    parser.add_argument("--bus-port", type=int, default=0, help="nats-server's port (0: any free)")
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--model", type=Path, help="a GGUF file or a safetensors folder")
-    parser.add_argument("--model-name", help="what clients call the model")
-    parser.add_argument("--policy", default="warmroute", help="the routing policy to start with")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--kv-blocks", type=int, default=2048, help="KV blocks of each replica")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each replica")
-    parser.add_argument("--cluster", default="local", help="the cluster's name on the bus")
-    parser.add_argument("--state", type=Path, help="folder for keys, logs and the cluster file")
+    parser = argparse.ArgumentParser(
+        prog="warmroute up",
+        description="Start nats-server, replicas and the gateway on this machine, until Ctrl-C.",
+    )
+    add, default = parser.add_argument, "(default: %(default)s)"
+    add("--host", default="127.0.0.1", help=f"where the gateway listens {default}")
+    add("--port", type=port, default=8000, help=f"the gateway's port, 0: any free {default}")
+    add("--bus-port", type=port, default=0, help="nats-server's port (default: any free)")
+    add("--replicas", type=positive, default=2, help=f"how many, up to {REPLICAS_MAX} {default}")
+    add("--model", type=Path, help=f"a GGUF file or a safetensors folder (default: {DEFAULT_NAME})")
+    add("--model-name", help="what clients call the model (default: its file's name)")
+    add("--policy", default="warmroute", choices=sorted(POLICIES), help=f"to route by {default}")
+    add("--device", default="cpu", help=f"cpu, cuda, cuda:1, ... {default}")
+    add(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16"),
+        help=f"of the weights and the KV blocks {default}",
+    )
+    add("--kv-blocks", type=positive, default=2048, help=f"KV blocks of each replica {default}")
+    add("--threads", type=positive, default=1, help=f"CPU threads of each replica {default}")
+    add("--cluster", default="local", help=f"the cluster's name on the bus {default}")
+    add("--state", type=Path, help="folder for keys and logs (default: one per cluster name)")
     return parser
 
 
 def options_of(argv: Sequence[str]) -> UpOptions:
     """Flags to options. Raises CommandError."""
     flags = _parser().parse_args(argv)
-    if not 1 <= flags.replicas <= 64:
-        raise CommandError("--replicas takes 1 to 64")
+    if flags.replicas > REPLICAS_MAX:
+        raise CommandError(f"--replicas takes 1 to {REPLICAS_MAX}")
+    try:
+        check_id(flags.cluster)
+    except ValueError as error:
+        raise CommandError(f"--cluster: {error}") from None
     model = flags.model or default_model(progress=_say)
     if not model.exists():
         raise CommandError(f"no model at {model}")

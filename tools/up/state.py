@@ -20,6 +20,11 @@ import tomli_w
 from configs.schema import ClusterConfig
 from tools.errors import CommandError
 
+OWN_ENTRIES = frozenset(
+    "boots cluster.toml cluster.toml.new keys.json keys.json.new lock logs nats".split()
+)
+"""What a state folder may hold."""
+
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner of the cluster holds in clear; the cluster file has hashes where it can."""
@@ -72,8 +77,10 @@ def read_keys(folder: Path) -> Keys:
     """The keys of a cluster that was started before. Raises CommandError."""
     try:
         return msgspec.json.decode((folder / "keys.json").read_bytes(), type=Keys)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CommandError(f"no cluster in {folder}: start one with `warmroute up`") from None
+    except OSError as error:
+        raise CommandError(f"{folder / 'keys.json'}: {error.strerror}") from None
     except msgspec.MsgspecError:
         raise CommandError(
             f"{folder / 'keys.json'} is damaged: remove it to make new keys"
@@ -81,9 +88,22 @@ def read_keys(folder: Path) -> Keys:
 
 
 def open_state(folder: Path) -> ClusterState:
-    """The state folder, made where it is missing."""
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    """The state folder, made where it is missing. Raises CommandError.
+
+    A folder that holds other things is refused: it would be closed to everybody but its owner.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if foreign := sorted({entry.name for entry in folder.iterdir()} - OWN_ENTRIES):
+            raise CommandError(f"{folder} is no state folder: it holds {foreign[0]}")
+        (folder / "logs").mkdir(exist_ok=True)
+        folder.chmod(0o700)
+        return _with_keys(folder)
+    except OSError as error:
+        raise CommandError(f"can't use the state folder {folder}: {error.strerror}") from error
+
+
+def _with_keys(folder: Path) -> ClusterState:
     path = folder / "keys.json"
     if not path.exists():
         keys = Keys(

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from configs.load import ConfigError, load_cluster
+from configs.load import load_cluster
 from configs.model.card import ModelCard, load_card
 from tools.admin import AdminClient
 from tools.bench.demo.ceiling import CeilingCache
@@ -22,7 +23,7 @@ from tools.bench.demo.client import ChatClient
 from tools.bench.demo.load import Load, arrivals, conversations
 from tools.bench.demo.report import plot, print_table, summary
 from tools.bench.demo.run import DemoRunner, PolicyRun
-from tools.errors import CommandError
+from tools.flags import output_file, picture_file, policy_names
 from tools.up.state import default_folder, read_keys
 
 TENANTS = 8
@@ -36,14 +37,28 @@ QUICK_UTILISATION = 1.5
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="warmroute bench demo", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="warmroute bench demo", description=__doc__.split(": ", 1)[1].capitalize()
+    )
     parser.add_argument("--url", help="the gateway (default: the one that `warmroute up` started)")
     parser.add_argument("--state", type=Path, help="state folder of the cluster")
     parser.add_argument("--quick", action="store_true", help="a short load, under 45 s")
-    parser.add_argument("--policies", default="round_robin,warmroute", help="in this order")
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--plot", type=Path, default=Path("bench-demo.png"))
+    parser.add_argument(
+        "--policies",
+        type=policy_names,
+        default="round_robin,warmroute",
+        metavar="A,B",
+        help="in this order (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=7, help="of the traffic (default: %(default)s)")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
+    parser.add_argument(
+        "--plot",
+        type=picture_file,
+        default="bench-demo.png",
+        metavar="FILE",
+        help="draw them here (default: %(default)s)",
+    )
     return parser
 
 
@@ -67,10 +82,7 @@ class Demo:
         self._console = console
         folder = flags.state or default_folder("local")
         self._keys = read_keys(folder)
-        try:
-            self._config = load_cluster(folder / "cluster.toml")
-        except ConfigError as error:
-            raise CommandError(str(error)) from error
+        self._config = load_cluster(folder / "cluster.toml")
         router = self._config.router
         self._url = flags.url or f"http://{router.host}:{router.port}"
         self._card: ModelCard = load_card(Path(self._config.model.path))
@@ -145,7 +157,7 @@ class Demo:
         columns = (TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn())
         runs = []
         with Progress(*columns, TimeElapsedColumn(), console=self._console) as progress:
-            for policy in self._flags.policies.split(","):
+            for policy in self._flags.policies:
                 task = progress.add_task(policy, total=requests)
                 runs.append(await runner.run(policy, limit, lambda at=task: progress.advance(at)))
         return runs
@@ -155,6 +167,8 @@ def main(argv: Sequence[str]) -> int:
     """Run, print, write. Exit status 1 when a request failed."""
     flags = _parser().parse_args(argv)
     console = Console()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the cluster gets back what it had
+        signal.signal(number, signal.default_int_handler)
     result = asyncio.run(Demo(flags, console).run())
     print_table(result, console)
     console.print(f"plot: {flags.plot}")

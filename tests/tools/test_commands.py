@@ -1,0 +1,68 @@
+"""What the commands say to a wrong flag, a wrong file, and to no flag at all."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tools import cli
+from tools.up.command import READY
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("up --port 80000", "takes 0 to 65535"),
+        ("up --port -1", "takes 0 to 65535"),
+        ("up --kv-blocks 0", "takes 1 or more"),
+        ("up --threads 0", "takes 1 or more"),
+        ("up --policy nope", "round_robin"),
+        ("warm {tmp}/p.jsonl --replicas 0", "takes 1 or more"),
+        ("warm {tmp}/p.jsonl --json {tmp}/missing/x.json", "can't write"),
+        ("bench demo --json {tmp}/missing/x.json", "can't write"),
+        ("bench demo --json {tmp}", "can't write"),
+        ("bench demo --plot {tmp}/x.nope", "ends in .png"),
+        ("bench demo --policies round_robin,nope", "unknown policy 'nope'"),
+        ("bench demo --policies random,random", "twice"),
+        ("bench engine --rounds 0", "takes 1 or more"),
+        ("bench engine --threads 0", "takes 1 or more"),
+    ],
+)
+def test_a_wrong_flag_is_refused_before_anything_starts(
+    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line.format(tmp=tmp_path).split())
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("up --replicas 65", "1 to 64"),
+        ("up --cluster a.b", "--cluster: an id needs"),
+        ("up --model {tmp}/missing.gguf", "no model at"),
+        ("warm {tmp}/p.jsonl --state {tmp}/none", "no cluster in"),
+        ("bench demo --state {tmp}/none", "no cluster in"),
+        ("bench engine --model {tmp}/missing.gguf", "No such file"),
+        ("bench engine --model {tmp}/garbage.gguf", "not a GGUF file"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "garbage.gguf").write_text("garbage")
+    assert cli.main(line.format(tmp=tmp_path).split()) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def test_the_printed_snippet_can_be_pasted() -> None:
+    text = READY.format(url="http://127.0.0.1:8000", key="sk", model="m", folder="/s")
+    snippet = text[text.index("from openai") : text.index("Logs and keys")]
+    compile(snippet, "snippet", "exec")
+    assert textwrap.dedent(snippet) == snippet

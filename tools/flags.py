@@ -1,0 +1,54 @@
+"""Kinds of flags that several commands take: refused at once, before anything is started."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+PORT_MAX = 65_535
+
+
+def positive(text: str) -> int:
+    """An integer from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("takes 1 or more")
+    return number
+
+
+def port(text: str) -> int:
+    """A TCP port; 0 means any free one."""
+    number = int(text)
+    if not 0 <= number <= PORT_MAX:
+        raise argparse.ArgumentTypeError(f"takes 0 to {PORT_MAX}")
+    return number
+
+
+def output_file(text: str) -> Path:
+    """A file that can be written: nobody measures for a minute and then loses the figures."""
+    path = Path(text)
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not target.exists() or not os.access(target, os.W_OK):
+        raise argparse.ArgumentTypeError(f"can't write {text}")
+    return path
+
+
+def picture_file(text: str) -> Path:
+    """An output file whose name says a format that can be drawn."""
+    if Path(text).suffix not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError("takes a name that ends in .png, .svg or .pdf")
+    return output_file(text)
+
+
+def policy_names(text: str) -> tuple[str, ...]:
+    """Known routing policies, comma-separated, each once."""
+    from router.policies import POLICIES
+
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in POLICIES]:
+        known = ", ".join(sorted(POLICIES))
+        raise argparse.ArgumentTypeError(f"unknown policy '{unknown[0]}'; known: {known}")
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError("names a policy twice")
+    return names
