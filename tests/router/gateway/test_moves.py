@@ -51,8 +51,11 @@ async def test_R17_a_plain_answer_survives_the_loss_of_its_replica_half_way(
 ) -> None:
     """Nothing was delivered yet: it is made anew elsewhere, and only the new one is told."""
 
+    lost = []
+
     async def break_half_way(call) -> None:
-        if call.replica is not house.calls[0].replica:
+        lost.append(call.replica)
+        if call.replica is not lost[0]:
             await call.answer()
             return
         await call.send("lost")
