@@ -166,6 +166,19 @@ async def test_silence_costs_the_digest_then_the_membership(world: World) -> Non
     assert world.in_sync()
 
 
+async def test_R13_late_heartbeats_cost_nothing(world: World) -> None:
+    world.engine.facts = stored(1, 2)
+    await world.beat()
+    for _ in range(5):
+        world.clock.now_s += 2.0
+        await world.feed.sweep()
+        await settle()
+        await world.beat()
+    assert world.listener.unknown == []
+    assert world.listener.gone == []
+    assert world.in_sync()
+
+
 async def test_E10_our_own_deafness_is_nobodys_death(world: World) -> None:
     world.bus.disconnect()
     for _ in range(60):

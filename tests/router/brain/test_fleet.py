@@ -107,6 +107,20 @@ def test_a_replica_that_hangs_gets_nothing_while_another_is_heard() -> None:
     assert world.decide(P).replica == "hangs"
 
 
+def test_R13_a_replica_whose_reports_come_late_keeps_its_traffic_and_its_index() -> None:
+    world = World()
+    world.join("late", held=(P,))
+    world.join("prompt")
+    for _ in range(6):
+        for _ in range(11):
+            world.clock.pass_s(0.25)
+            world.fleet.on_load("prompt", 1, load())
+            warm = world.brain.explain(world.query(P))
+            assert (warm.replica, warm.predicted_cached_tokens) == ("late", len(P) * 16)
+        world.fleet.on_load("late", 1, load())
+        world.fleet.on_digest_delta("late", 1, 0, NOTHING, NOTHING)
+
+
 def test_where_only_the_bus_is_silent_everybody_is_asked() -> None:
     world = World(2)
     world.clock.pass_s(20.0)

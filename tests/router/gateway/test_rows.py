@@ -43,6 +43,34 @@ async def test_R6_past_calls_that_the_model_would_not_see_are_refused(
         assert response.status == 200
 
 
+async def test_R6_what_a_replica_gets_holds_every_message_and_tool(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    system = {"role": "system", "content": "be brief"}
+    said = CHAT["messages"]
+
+    async def prompt(**fields: Any) -> bytes:
+        before = {id(call) for call in house.calls}
+        async with house.post(http, "/v1/chat/completions", {**CHAT, **fields}) as response:
+            assert response.status == 200, await response.text()
+        (call,) = (call for call in house.calls if id(call) not in before)
+        return call.request.prompt
+
+    plain = await prompt()
+    answer = {"role": "assistant", "content": "one"}
+    others = [
+        await prompt(tools=[tool]),
+        await prompt(messages=[system, *said]),
+        await prompt(messages=[*said, answer, *said]),
+        await prompt(messages=[*said, {**answer, "tool_calls": [CALL]}, *said]),
+    ]
+    assert len({plain, *others}) == 5
+    parts = [{"type": "text", "text": letter} for letter in said[0]["content"]]
+    assert await prompt(messages=[{"role": "user", "content": parts}]) == plain
+    assert await prompt(tools=[tool], tool_choice="none") == plain
+
+
 async def test_R15_after_a_broken_stream_its_replica_is_not_taken_for_warm(
     house: House, http: aiohttp.ClientSession
 ) -> None:
