@@ -58,6 +58,9 @@ async def read_body(request: web.Request) -> bytes:
         message = "compressed bodies are not supported"
         raise UserError(CoreError(status=415, message=message, code="unsupported_encoding"))
     try:
+        if (request.content_length or 0) > request.client_max_size:
+            # Said at once: the bytes may never come.
+            raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length)
         async with asyncio.timeout(BODY_TIMEOUT_S):
             return await request.read()
     except TimeoutError:

@@ -168,3 +168,20 @@ async def test_P16_an_id_can_be_used_again_after_its_request_was_cancelled(
     await house.settled()
     assert left.aborted.is_set()
     assert len({call.request.request_id for call in house.calls}) == 2
+
+
+async def test_P11_a_body_that_says_it_is_too_large_is_not_waited_for(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    host, port = house.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n"
+    writer.write(head.encode() + b"{")
+    async with asyncio.timeout(5):
+        answer = await reader.readuntil(b"}}")
+    writer.close()
+    assert b" 413 " in answer.splitlines()[0]
+    assert b"request_too_large" in answer
+    async with house.post(http, "/v1/completions", COMPLETION) as response:
+        assert response.status == 200
+    await house.settled()
