@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--url", help="the gateway (default: the one that `warmroute up` started)")
     parser.add_argument("--state", type=Path, help="state folder of the cluster")
-    parser.add_argument("--quick", action="store_true", help="a short load, under 45 s")
+    parser.add_argument("--quick", action="store_true", help="a short load: 24 requests")
     parser.add_argument(
         "--policies",
         type=policy_names,
