@@ -114,7 +114,10 @@ class Publisher:
         facts = self._engine.drain_facts()
         generation = self.residency.generation
         await self._say_deltas(self.residency.apply(facts))
-        self._busy = bool(facts) or load.running + load.waiting > 0
+        was_busy, self._busy = self._busy, bool(facts) or load.running + load.waiting > 0
+        if was_busy and not self._busy:
+            # The last report still tells of work: for a whole idle interval it would cost us.
+            self._load_asked = True
         if self.residency.generation != generation:
             self._hello_asked = self._load_asked = True
         now_s = self._clock()

@@ -122,6 +122,17 @@ async def test_draining_is_told_at_once(ear: Ear) -> None:
     assert load.draining
 
 
+async def test_the_end_of_work_is_told_at_once(ear: Ear) -> None:
+    ear.engine.now = engine_load(running=1)
+    await ear.beat(2.0)
+    ear.engine.now = engine_load(running=0)
+    assert await ear.beat(0.01) == ["load"]
+    assert await ear.beat(0.01) == []
+    load = ear.last("load", ReplicaLoad)
+    assert isinstance(load, ReplicaLoad)
+    assert load.running == 0
+
+
 async def test_a_flood_of_roll_calls_is_not_a_flood_of_hellos(ear: Ear) -> None:
     said: list[str] = []
     for _ in range(1_000):
