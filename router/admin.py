@@ -84,6 +84,7 @@ class Admin:
 
     async def replicas(self, request: web.Request) -> web.Response:
         """Everybody whom the fleet knows, with the state of the link."""
+        self._of.gate.check_reader(request.headers)
         views = []
         for view in self._of.fleet.replicas():
             link = self._of.links.get(view.replica)
@@ -98,6 +99,7 @@ class Admin:
 
     async def alarms(self, request: web.Request) -> web.Response:
         """Active alarms, and how often each was raised."""
+        self._of.gate.check_reader(request.headers)
         alarms = self._of.fleet.alarms
         now_s = time.monotonic()
         active = [
@@ -114,6 +116,7 @@ class Admin:
 
     async def decisions(self, request: web.Request) -> web.Response:
         """The newest decisions, newest first; ?limit=."""
+        self._of.gate.check_reader(request.headers)
         text = request.query.get("limit", "50")
         limit = min(MAX_LISTED, int(text)) if text.isascii() and text.isdigit() else 50
         records = self._of.brain.decisions.latest(limit)
@@ -121,6 +124,7 @@ class Admin:
 
     async def decision(self, request: web.Request) -> web.Response:
         """One decision with all its terms, and its outcome once there is one."""
+        self._of.gate.check_reader(request.headers)
         record = self._of.brain.decisions.get(request.match_info["id"])
         if record is None:
             raise _not_found("decision (only the newest are kept)")
@@ -128,6 +132,7 @@ class Admin:
 
     async def policy(self, request: web.Request) -> web.Response:
         """The policy in force, and what else there is."""
+        self._of.gate.check_reader(request.headers)
         return _json({"policy": self._of.brain.policy, "known": sorted(POLICIES)})
 
     async def set_policy(self, request: web.Request) -> web.Response:

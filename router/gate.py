@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import math
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -31,6 +32,17 @@ def bearer(headers: Mapping[str, str]) -> str | None:
     if scheme.lower() != "bearer" or not key.strip():
         raise _unauthorized("The Authorization header must be 'Bearer <key>'.", "invalid_api_key")
     return key.strip()
+
+
+def basic_password(headers: Mapping[str, str]) -> str | None:
+    """The password of HTTP's Basic scheme (what a browser asks its user for), whoever the user."""
+    scheme, _, encoded = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        return b64decode(encoded, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return None
 
 
 class DrainRate:
@@ -102,9 +114,14 @@ class Gate:
         if not wanted:
             message = "this router has no admin key: its changing routes are closed"
             raise UserError(CoreError(status=403, message=message, code="admin_closed"))
-        key = headers.get(ADMIN_HEADER) or bearer(headers) or ""
+        key = headers.get(ADMIN_HEADER) or basic_password(headers) or bearer(headers) or ""
         if not hmac.compare_digest(hash_key(key).hex(), wanted.lower()):
             raise _unauthorized("The admin key is missing or wrong.", "invalid_api_key")
+
+    def check_reader(self, headers: Mapping[str, str]) -> None:
+        """Whoever may ask without a key may also look; else looking needs the admin key."""
+        if not self._config.allow_anonymous:
+            self.check_admin(headers)
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -54,7 +54,7 @@ class Gateway:
         self._announcer = Announcer(bus, config.cluster, config.router.id)
         self.services = self._wire(config, card)
         self._feed = Feed(bus, config.cluster, self.services.fleet)
-        self._dashboard = Dashboard(bus, config.cluster)
+        self._dashboard = Dashboard(bus, config.cluster, self.services.gate.check_reader)
         self._door = Door(config.router.max_connections + SPARE_CONNECTIONS)
         self._runner: web.AppRunner | None = None
 

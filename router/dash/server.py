@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 from importlib import resources
 
 import msgspec
 from aiohttp import web
 
 from events.bus import Bus, Subscription
+from events.errors import UserError
 from events.subjects import replica_subject, router_subject
 from router.dash.state import DashboardState
 
 PERIOD_S = 0.5
 MAX_VIEWERS = 16
+ASK_HEADERS = {"WWW-Authenticate": 'Basic realm="warmroute: the admin key"'}
+"""Makes a browser ask its user."""
+
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline';"
     " script-src 'unsafe-inline'; connect-src 'self'; img-src data:",
@@ -25,8 +30,10 @@ PAGE_HEADERS = {
 class Dashboard:
     """The two routes of the page, fed from the bus."""
 
-    def __init__(self, bus: Bus, cluster: str) -> None:
+    def __init__(self, bus: Bus, cluster: str, check: Callable[[Mapping[str, str]], None]) -> None:
+        """`check` raises UserError for headers that may not look."""
         self._bus = bus
+        self._check = check
         self._cluster = cluster
         self._state = DashboardState()
         self._subscriptions: list[Subscription] = []
@@ -54,9 +61,14 @@ class Dashboard:
         self._state.take(subject, payload, time.monotonic())
 
     async def _show(self, request: web.Request) -> web.Response:
+        try:
+            self._check(request.headers)
+        except UserError as refused:
+            return web.Response(status=401, headers=ASK_HEADERS, text=refused.error.message)
         return web.Response(text=self._page, content_type="text/html", headers=PAGE_HEADERS)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
+        self._check(request.headers)
         if self._viewers >= MAX_VIEWERS:
             raise web.HTTPServiceUnavailable(headers={"Retry-After": "5"}, text="too many viewers")
         self._viewers += 1

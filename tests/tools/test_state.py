@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 from pathlib import Path
@@ -40,6 +41,16 @@ def test_the_cluster_file_reads_back_and_holds_no_api_key(tmp_path: Path) -> Non
     assert state.keys.admin_key not in text
     assert sha256_hex(state.keys.api_key) in text
     assert [replica.id for replica in config.replicas] == ["r0", "r1", "r2"]
+
+
+@pytest.mark.parametrize(
+    ("host", "anonymous"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_only_loopback_needs_no_key(tmp_path: Path, host: str, anonymous: bool) -> None:
+    asked = dataclasses.replace(options(tmp_path), host=host)
+    config = cluster_config(asked, open_state(tmp_path / "s"), "nats://127.0.0.1:1")
+    assert config.router.allow_anonymous is anonymous
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:

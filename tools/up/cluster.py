@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
 import time
@@ -66,6 +67,14 @@ def check_port_free(host: str, port: int) -> None:
             ) from None
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`: then nobody needs a key."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def replica_names(options: UpOptions) -> tuple[str, ...]:
     """r0, r1, ..."""
     return tuple(f"r{index}" for index in range(options.replicas))
@@ -87,6 +96,7 @@ def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> Clu
             port=options.port,
             policy=options.policy,
             admin_key_sha256=sha256_hex(state.keys.admin_key),
+            allow_anonymous=is_loopback(options.host),
         ),
         replicas=replicas,
         tenants=(TenantConfig(name="default", key_sha256=(sha256_hex(state.keys.api_key),)),),

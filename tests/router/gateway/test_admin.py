@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -44,6 +45,34 @@ async def test_changing_routes_need_the_admin_key(
         method, house.url + path, json=body, headers={ADMIN_HEADER: ADMIN_KEY}
     ) as response:
         assert response.status == 200, await response.text()
+
+
+LOOKING = (
+    "/router/replicas",
+    "/router/alarms",
+    "/router/decisions",
+    "/router/policy",
+    "/dashboard",
+)
+
+
+@pytest.mark.parametrize("path", LOOKING)
+async def test_S3_without_anonymous_access_looking_needs_the_admin_key(
+    build: Callable, http: aiohttp.ClientSession, path: str
+) -> None:
+    closed, open_ = await build(allow_anonymous=False), await build()
+    tenant = {"Authorization": f"Bearer {KEYS['alice']}"}
+    basic = {"Authorization": aiohttp.encode_basic_auth("any", ADMIN_KEY)}
+    for headers, status in (
+        ({}, 401),
+        (tenant, 401),
+        (basic, 200),
+        ({ADMIN_HEADER: ADMIN_KEY}, 200),
+    ):
+        async with http.get(closed.url + path, headers=headers) as response:
+            assert response.status == status
+    async with http.get(open_.url + path) as response:
+        assert response.status == 200
 
 
 @pytest.mark.parametrize(
