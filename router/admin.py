@@ -75,7 +75,9 @@ class Admin:
             web.get("/router/decisions/{id}", self.decision),
             web.get("/router/policy", self.policy),
             web.put("/router/policy", self.set_policy),
+            web.get("/router/tenants", self.list_tenants),
             web.put("/router/tenants/{name}", self.put_tenant),
+            web.delete("/router/tenants/{name}", self.remove_tenant),
             web.get("/router/public-prefixes", self.prefixes),
             web.post("/router/public-prefixes", self.add_prefix),
             web.post("/router/cache/clear", self.clear_caches),
@@ -128,7 +130,8 @@ class Admin:
         record = self._of.brain.decisions.get(request.match_info["id"])
         if record is None:
             raise _not_found("decision (only the newest are kept)")
-        return _json(_record(record))
+        attempts = self._of.brain.decisions.attempts(record.decision.request_id)
+        return _json({**_record(record), "attempts": attempts})
 
     async def policy(self, request: web.Request) -> web.Response:
         """The policy in force, and what else there is."""
@@ -150,6 +153,23 @@ class Admin:
             request.match_info["name"], asked["key"], asked.get("scope", "private")
         )
         return _json({"name": tenant.name, "scope": tenant.scope})
+
+    async def list_tenants(self, request: web.Request) -> web.Response:
+        """Names, scopes and numbers of keys; never keys."""
+        self._of.gate.check_admin(request.headers)
+        listed = [
+            {"name": tenant.name, "scope": tenant.scope, "keys": keys}
+            for tenant, keys in self._of.tenants.listed()
+        ]
+        return _json({"tenants": listed})
+
+    async def remove_tenant(self, request: web.Request) -> web.Response:
+        """Its keys open nothing any more; until the router ends for one of the cluster file."""
+        self._of.gate.check_admin(request.headers)
+        name = request.match_info["name"]
+        if not self._of.tenants.remove(name):
+            raise _not_found("tenant")
+        return _json({"name": name})
 
     async def prefixes(self, request: web.Request) -> web.Response:
         """Names and lengths, never texts."""

@@ -36,7 +36,7 @@ class _Models(msgspec.Struct):
 
 
 class _Status:
-    """/v1/models, /health, /ready, /metrics."""
+    """/, /v1/models, /health, /ready, /metrics."""
 
     def __init__(self, services: Services) -> None:
         self._of = services
@@ -44,12 +44,17 @@ class _Status:
 
     def routes(self) -> list[web.RouteDef]:
         return [
+            web.get("/", self.root),
             web.get("/v1/models", self.models),
             web.get("/v1/models/{id}", self.model),
             web.get("/health", self.health),
             web.get("/ready", self.ready),
             web.get("/metrics", self.metrics),
         ]
+
+    async def root(self, request: web.Request) -> web.Response:
+        """To what a browser can show."""
+        return web.Response(status=302, headers={"Location": "/dashboard"})
 
     async def models(self, request: web.Request) -> web.Response:
         """What can be asked for."""

@@ -35,6 +35,7 @@ class DecisionLog:
         self.totals: dict[str, PolicyTotals] = {}
         self._limit = max(1, limit)
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
+        self._attempts: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
@@ -42,8 +43,9 @@ class DecisionLog:
     def add(self, decision: RouteDecision) -> None:
         """Keep a decision; the oldest one goes when it is full."""
         self._records[decision.decision_id] = DecisionRecord(decision)
+        self._attempts.setdefault(decision.request_id, []).append(decision.decision_id)
         if len(self._records) > self._limit:
-            self._records.popitem(last=False)
+            self._forget(self._records.popitem(last=False)[1].decision)
         self._totals(decision.policy).decisions += 1
 
     def join(self, decision: RouteDecision, outcome: RouteOutcome) -> None:
@@ -62,10 +64,20 @@ class DecisionLog:
         """One decision, if it is still kept."""
         return self._records.get(decision_id)
 
+    def attempts(self, request_id: str) -> list[str]:
+        """Ids of the request's decisions that are still kept, oldest first."""
+        return list(self._attempts.get(request_id, ()))
+
     def latest(self, count: int) -> list[DecisionRecord]:
         """The newest ones, newest first."""
         newest = reversed(self._records.values())
         return [record for record, _ in zip(newest, range(count), strict=False)]
+
+    def _forget(self, decision: RouteDecision) -> None:
+        kept = self._attempts[decision.request_id]
+        kept.remove(decision.decision_id)
+        if not kept:
+            del self._attempts[decision.request_id]
 
     def _totals(self, policy: str) -> PolicyTotals:
         return self.totals.setdefault(policy, PolicyTotals())

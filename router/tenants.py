@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -80,6 +81,16 @@ class Tenants:
                 found = self._tenants[name]
         return found
 
+    def listed(self) -> list[tuple[Tenant, int]]:
+        """Every tenant with the number of its keys, in the order of their names."""
+        keys = Counter(self._names.values())
+        return [(self._tenants[name], keys[name]) for name in sorted(self._tenants)]
+
+    def remove(self, name: str) -> bool:
+        """Forget a tenant and its keys; whether there was one. What it has running goes on."""
+        self._forget_keys(name)
+        return self._tenants.pop(name, None) is not None
+
     def put(self, name: str, key: str, scope: str) -> Tenant:
         """Add a tenant or give a known one a new key. Raises UserError (400)."""
         if not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS:
@@ -98,10 +109,13 @@ class Tenants:
 
     def _add(self, name: str, scope: str, digests: list[bytes]) -> Tenant:
         tenant = self._make(name, scope)
-        self._names = {known: of for known, of in self._names.items() if of != name}
+        self._forget_keys(name)
         self._names.update(dict.fromkeys(digests, name))
         self._tenants[name] = tenant
         return tenant
+
+    def _forget_keys(self, name: str) -> None:
+        self._names = {known: of for known, of in self._names.items() if of != name}
 
     def _make(self, name: str, scope: str) -> Tenant:
         return Tenant(name, scope, scope_salt(self._cluster_key, name, scope))

@@ -50,6 +50,11 @@ def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
+def _bound(value: float) -> str:
+    """One of our own limits, however large."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
 def malformed_json(reason: str) -> UserError:
     """The body is no JSON object that we accept; `reason` is one of our own words."""
     return refusal(f"We could not parse the JSON body of your request: {reason}.")
@@ -110,7 +115,7 @@ def below_min(param: str, kind: str, minimum: float, value: float) -> UserError:
     """kind: "integer" or "decimal"."""
     return refusal(
         f"Invalid '{param}': {kind} below minimum value. "
-        f"Expected a value >= {_number(minimum)}, but got {_number(value)} instead.",
+        f"Expected a value >= {_bound(minimum)}, but got {_number(value)} instead.",
         param=param,
         code=f"{kind}_below_min_value",
     )
@@ -120,7 +125,7 @@ def above_max(param: str, kind: str, maximum: float, value: float) -> UserError:
     """kind: "integer" or "decimal"."""
     return refusal(
         f"Invalid '{param}': {kind} above maximum value. "
-        f"Expected a value <= {_number(maximum)}, but got {_number(value)} instead.",
+        f"Expected a value <= {_bound(maximum)}, but got {_number(value)} instead.",
         param=param,
         code=f"{kind}_above_max_value",
     )

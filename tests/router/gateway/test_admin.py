@@ -9,9 +9,10 @@ import aiohttp
 import pytest
 
 from events.decision import RouteDecision, RouteOutcome
+from events.errors import CoreError
 from events.subjects import split
 from router.gate import ADMIN_HEADER
-from tests.fakes.replica import silent
+from tests.fakes.replica import refuse, silent
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
 from tests.router.gateway.kit import until
 
@@ -19,6 +20,8 @@ SYSTEM = [{"role": "system", "content": "You are the common head of all tenants.
 CHANGING = [
     ("PUT", "/router/policy", {"policy": "round_robin"}),
     ("PUT", "/router/tenants/carol", {"key": "sk-carol-0123"}),
+    ("GET", "/router/tenants", None),
+    ("DELETE", "/router/tenants/bob", None),
     ("POST", "/router/public-prefixes", {"prompt": "x"}),
     ("GET", "/router/public-prefixes", None),
     ("POST", "/router/cache/clear", {}),
@@ -142,6 +145,45 @@ async def test_tenants_at_run_time(house: House, http: aiohttp.ClientSession) ->
     async with house.post(http, "/v1/chat/completions", CHAT, key="sk-carol-0123") as response:
         assert response.status == 200
     assert house.calls[0].request.tenant == "carol"
+
+
+async def test_S2_tenants_are_listed_without_keys_and_removed(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    scope = {"key": "sk-carol-0123", "scope": "group:team"}
+    await call(house, http, "PUT", "/router/tenants/carol", scope)
+    status, answer = await call(house, http, "GET", "/router/tenants")
+    assert status == 200
+    assert answer["tenants"] == [
+        {"name": "alice", "scope": "private", "keys": 1},
+        {"name": "bob", "scope": "private", "keys": 1},
+        {"name": "carol", "scope": "group:team", "keys": 1},
+    ]
+    assert (await call(house, http, "DELETE", "/router/tenants/carol"))[0] == 200
+    assert (await call(house, http, "DELETE", "/router/tenants/carol"))[0] == 404
+    assert (await call(house, http, "DELETE", "/router/tenants/anonymous"))[0] == 404
+    async with house.post(http, "/v1/chat/completions", CHAT, key="sk-carol-0123") as response:
+        assert response.status == 401
+    async with house.post(http, "/v1/chat/completions", CHAT, key=KEYS["alice"]) as response:
+        assert response.status == 200
+
+
+async def test_the_root_leads_to_the_dashboard(house: House, http: aiohttp.ClientSession) -> None:
+    async with http.get(house.url + "/", allow_redirects=False) as response:
+        assert (response.status, response.headers["Location"]) == (302, "/dashboard")
+
+
+async def test_any_attempts_decision_lists_all_of_its_request(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    house.script(refuse(CoreError(status=429, message="full", reroute=True)))
+    async with house.post(http, "/v1/chat/completions", CHAT) as response:
+        assert response.status == 429
+    second, first = house.services.brain.decisions.latest(2)
+    ids = [record.decision.decision_id for record in (first, second)]
+    for decision_id in ids:
+        _, record = await call(house, http, "GET", f"/router/decisions/{decision_id}")
+        assert record["attempts"] == ids
 
 
 async def test_clear_cache_waits_for_all_replicas(

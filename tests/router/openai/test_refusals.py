@@ -80,6 +80,13 @@ def test_one_bad_parameter(
     assert (error.status, error.code, error.param) == (400, code, name)
 
 
+def test_a_seed_out_of_range_is_told_the_real_bound(limits: Limits) -> None:
+    error = refused(parse_chat, chat_body(seed=2**70), limits)
+    assert error.code == "integer_above_max_value"
+    assert f"<= {2**63 - 1}," in error.message
+    assert str(2**70) not in error.message
+
+
 CHAT = [
     ({"messages": "hi"}, "messages", "invalid_type"),
     ({"messages": None}, "messages", "invalid_type"),
