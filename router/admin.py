@@ -13,6 +13,7 @@ from configs.model.errors import TemplateError
 from events.errors import CoreError, UserError
 from router.decisions import DecisionRecord
 from router.errors import AttemptError
+from router.explain import Explainer
 from router.http import read_body
 from router.link import ReplicaLink
 from router.openai import faults
@@ -21,6 +22,7 @@ from router.openai.fields import Field, Table, integer, string, walk
 from router.openai.messages import messages
 from router.policies import POLICIES
 from router.services import Services
+from router.tenants import ANONYMOUS, Tenant
 from router.textcache import pack
 from router.warm import Warmer
 
@@ -37,9 +39,10 @@ _PROMPT: Table = {
     "messages": Field("messages", messages(MAX_MESSAGES, True)),
     "prompt": Field("prompt", string(minimum=1)),
 }
+_TENANT_NAME: Table = {"tenant": Field("tenant", string(64))}
 _WARM: Table = {
     **_PROMPT,
-    "tenant": Field("tenant", string(64)),
+    **_TENANT_NAME,
     "replicas": Field("replicas", integer(1, 4_096)),
 }
 _CLEAR: Table = {"limit_blocks": Field("limit_blocks", integer(1))}
@@ -65,6 +68,7 @@ class Admin:
     def __init__(self, services: Services) -> None:
         self._of = services
         self._warmer = Warmer(services)
+        self._explainer = Explainer(services)
 
     def routes(self) -> list[web.RouteDef]:
         """To be added to the application."""
@@ -82,6 +86,7 @@ class Admin:
             web.post("/router/public-prefixes", self.add_prefix),
             web.post("/router/cache/clear", self.clear_caches),
             web.post("/router/warm", self.warm),
+            web.post("/router/explain", self.explain),
         ]
 
     async def replicas(self, request: web.Request) -> web.Response:
@@ -198,9 +203,7 @@ class Admin:
     async def warm(self, request: web.Request) -> web.Response:
         """{"tenant", "messages" or "prompt", "replicas": k}."""
         asked = await self._read(request, _WARM)
-        tenant = self._of.tenants.named(asked.get("tenant", "anonymous"))
-        if tenant is None:
-            raise _not_found("tenant")
+        tenant = self._tenant(asked)
         if "messages" in asked:
             rendered = await self._of.renderer.chat(asked["messages"], tenant=tenant.name)
         elif "prompt" in asked:
@@ -209,6 +212,20 @@ class Admin:
             raise faults.missing("messages")
         probes = await self._warmer.warm(tenant, rendered.ids, asked.get("replicas", 1))
         return _json({"tenant": tenant.name, "replicas": probes})
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """The body of a generating route, its model optional, and "tenant": nothing is sent."""
+        self._of.gate.check_admin(request.headers)
+        document = load_object(await read_body(request))
+        names = document.keys() & _TENANT_NAME.keys()
+        tenant = self._tenant(walk({name: document.pop(name) for name in names}, _TENANT_NAME))
+        return _json(await self._explainer.explain(tenant, document))
+
+    def _tenant(self, asked: dict[str, Any]) -> Tenant:
+        tenant = self._of.tenants.named(asked.get("tenant", ANONYMOUS))
+        if tenant is None:
+            raise _not_found("tenant")
+        return tenant
 
     async def _read(self, request: web.Request, table: Table) -> dict[str, Any]:
         """The body of a route that changes something: key first, then the content."""

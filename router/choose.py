@@ -114,6 +114,7 @@ class RouterBrain:
     def explain(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """What `decide` would say now; nothing is reserved or remembered."""
         now_s = self._clock()
+        self._tend(now_s)
         field, pick = self._choose(query, now_s)
         if isinstance(pick, NoReplica):
             return pick

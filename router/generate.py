@@ -23,7 +23,6 @@ from router.http import log_unexpected, read_body, request_id
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.completions import CompletionCollector, CompletionStream
 from router.openai.errors import SERVER_ERROR
-from router.openai.limits import limits_of
 from router.openai.parse import parse_chat, parse_completion
 from router.openai.progress import Progress
 from router.openai.sampling import to_sampling
@@ -56,7 +55,7 @@ class Generator:
         with ExitStack() as held:
             tenant, body = await self._enter(request, held)
             pool = self._of.jobs.pool()
-            limits = self._limits(pool)
+            limits = self._of.limits(pool)
             asked = parse_chat(body, limits)
             prompt = await self._of.renderer.chat(asked.messages, asked.tools, tenant=tenant.name)
             jobs = self._jobs(request, tenant, asked, [prompt], limits, pool)
@@ -73,7 +72,7 @@ class Generator:
         with ExitStack() as held:
             tenant, body = await self._enter(request, held)
             pool = self._of.jobs.pool()
-            limits = self._limits(pool)
+            limits = self._of.limits(pool)
             asked = parse_completion(body, limits)
             render = self._of.renderer.prompt
             prompts = [await render(prompt, tenant=tenant.name) for prompt in asked.prompts]
@@ -82,15 +81,6 @@ class Generator:
             kind = CompletionStream if asked.stream else CompletionCollector
             head = new_head("cmpl", self._model, self._fingerprint)
             return await self._reply(request, answers, kind(head, asked, self._of.texts))
-
-    def _limits(self, pool: Pool | None) -> Limits:
-        """What is accepted now; the smallest context anywhere counts."""
-        card = self._of.card
-        contexts = [card.shape.context_tokens]
-        contexts += [replica.context_tokens for replica in self._of.config.replicas]
-        if pool is not None:
-            contexts.append(pool.context_tokens)
-        return limits_of(card, (self._model,), min(contexts))
 
     async def _enter(self, request: web.Request, held: ExitStack) -> tuple[Tenant, bytes]:
         if self._of.lifecycle.draining:

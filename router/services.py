@@ -10,12 +10,14 @@ from configs.schema import ClusterConfig
 from router.choose import RouterBrain
 from router.dispatch import Dispatcher
 from router.failover import RetryBudget
-from router.fleet import Fleet
+from router.fleet import Fleet, Pool
 from router.gate import Gate
 from router.jobs import JobMaker
 from router.links import Links
 from router.metrics import Metrics
+from router.openai.limits import limits_of
 from router.openai.logprobs import TokenTexts
+from router.openai.schema import Limits
 from router.prefixes import PublicPrefixes
 from router.render import Renderer
 from router.tenants import Tenants
@@ -55,3 +57,11 @@ class Services:
         return (
             not self.lifecycle.draining and self.jobs.pool() is not None and bool(self.links.up())
         )
+
+    def limits(self, pool: Pool | None) -> Limits:
+        """What a generating route accepts now; the smallest context anywhere counts."""
+        contexts = [self.card.shape.context_tokens]
+        contexts += [replica.context_tokens for replica in self.config.replicas]
+        if pool is not None:
+            contexts.append(pool.context_tokens)
+        return limits_of(self.card, (self.config.model.name,), min(contexts))

@@ -59,3 +59,7 @@ class AdminClient:
     async def warm(self, body: dict[str, Any]) -> dict[str, Any]:
         """Make one prompt warm on k replicas; the answer tells what a probe found on each."""
         return await self._call("POST", "/router/warm", body)
+
+    async def explain(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the router would do now with a request that is not sent."""
+        return await self._call("POST", "/router/explain", body)

@@ -16,6 +16,7 @@ from tools.fetch import FetchError
 COMMANDS = {
     "up": ("tools.up", "start nats-server, replicas and the gateway on this machine"),
     "warm": ("tools.warm", "make prompts warm on k replicas, and prove it"),
+    "explain": ("tools.explain", "say where a prompt would go and why; nothing is sent"),
     "bench": ("tools.bench.cli", "measure what routing gains here, and the engine alone"),
 }
 

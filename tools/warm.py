@@ -19,11 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from configs.load import load_cluster
-from tools.admin import AdminClient
 from tools.errors import CommandError
 from tools.flags import output_file, positive
-from tools.up.state import default_folder, read_keys
+from tools.local import admin_of
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 
@@ -48,8 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_prompts(path: str) -> list[dict[str, Any]]:
-    """The prompts of a file. Raises CommandError that names the line, never its content."""
+def read_prompts(path: str, also: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """The prompts of a file, with the parameters `also` where a line has them.
+
+    Raises CommandError that names the line, never its content.
+    """
     if path == "-":
         data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     else:
@@ -63,32 +64,28 @@ def read_prompts(path: str) -> list[dict[str, Any]]:
     prompts = []
     for number, line in enumerate(data.splitlines(), 1):
         if line.strip():
-            prompts.append(_prompt(line, f"{path}, line {number}"))
+            prompts.append(_prompt(line, f"{path}, line {number}", ("messages", "prompt", *also)))
     if not prompts:
         raise CommandError(f"{path} holds no prompt")
     return prompts
 
 
-def _prompt(line: bytes, where: str) -> dict[str, Any]:
+def _prompt(line: bytes, where: str, names: tuple[str, ...]) -> dict[str, Any]:
     try:
         prompt = json.loads(line)
     except (ValueError, RecursionError):
         raise CommandError(f"{where}: not JSON") from None
     if not isinstance(prompt, dict) or not ({"messages", "prompt"} & prompt.keys()):
         raise CommandError(f'{where}: needs "messages" or "prompt"')
-    return {key: prompt[key] for key in ("messages", "prompt") if key in prompt}
+    return {key: prompt[key] for key in names if key in prompt}
 
 
 async def _warm(flags: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    folder = flags.state or default_folder("local")
-    keys = read_keys(folder)
-    router = load_cluster(folder / "cluster.toml").router
-    prompts = read_prompts(flags.file)
     probes = []
     columns = (TextColumn("warming"), BarColumn(), MofNCompleteColumn())
     async with aiohttp.ClientSession() as session:
-        url = flags.url or f"http://{router.host}:{router.port}"
-        admin = AdminClient(session, url, keys.admin_key)
+        admin = admin_of(session, flags.state, flags.url)
+        prompts = read_prompts(flags.file)
         with Progress(*columns, console=console) as progress:
             for prompt in progress.track(prompts):
                 if flags.public:

@@ -86,7 +86,11 @@ def _take_tools(values: dict[str, Any], limits: Limits) -> None:
 
 def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
     """The body of POST /v1/chat/completions. Raises UserError."""
-    document = load_object(body)
+    return read_chat(load_object(body), limits)
+
+
+def read_chat(document: Mapping[str, Any], limits: Limits) -> ChatRequest:
+    """The same body, loaded. Raises UserError."""
     _check_model(document, limits)
     values = walk(document, chat_table(limits))
     _take_stream(values)
@@ -109,7 +113,11 @@ def _check_completion(request: CompletionRequest, limits: Limits) -> None:
 
 def parse_completion(body: bytes, limits: Limits) -> CompletionRequest:
     """The body of POST /v1/completions. Raises UserError."""
-    document = load_object(body)
+    return read_completion(load_object(body), limits)
+
+
+def read_completion(document: Mapping[str, Any], limits: Limits) -> CompletionRequest:
+    """The same body, loaded. Raises UserError."""
     _check_model(document, limits)
     values = walk(document, completion_table(limits))
     _take_stream(values)

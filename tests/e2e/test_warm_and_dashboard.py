@@ -1,4 +1,4 @@
-"""The other two uses: warming by command, and the live page in a real browser."""
+"""The other uses: warming and explaining by command, and the live page in a real browser."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from tests.e2e.up import Up
 PROMPT = "You are the assistant of a library with very many books and very few readers. " * 8
 
 
-def warm(up: Up, file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def command(up: Up, *words: str) -> subprocess.CompletedProcess[str]:
     where = ("--state", str(up.state), "--url", up.url)
     return subprocess.run(
-        [sys.executable, "-m", "tools.cli", "warm", str(file), *where, *flags],
+        [sys.executable, "-m", "tools.cli", *words, *where],
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def warm(up: Up, file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return command(up, "warm", str(file), *flags)
 
 
 def test_warm_makes_a_first_request_warm(up: Up, client: OpenAI, tmp_path: Path) -> None:
@@ -50,6 +54,28 @@ def test_warm_names_the_bad_line(up: Up, tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "line 2" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_explain_tells_what_then_happens(up: Up, client: OpenAI, tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Explain yourself, machine. " + PROMPT}]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"messages": messages, "max_tokens": 2}) + "\n")
+    made = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=messages, max_tokens=2
+    )
+    before = up.get_json("/router/decisions?limit=1")
+    told = command(up, "explain", str(file), "--json")
+    assert told.returncode == 0, told.stderr
+    answer = json.loads(told.stdout)
+    assert answer["replica"] == made.headers["x-warmroute-replica"]
+    assert answer["prompt_tokens"] == made.parse().usage.prompt_tokens
+    assert answer["predicted_cached_tokens"] > 64
+    shown = command(up, "explain", "--prompt", "machine " * 60)
+    assert shown.returncode == 0, shown.stderr
+    assert "matched blocks" in shown.stdout
+    assert "would get it" in shown.stdout
+    assert "machine" not in told.stdout + shown.stdout
+    assert up.get_json("/router/decisions?limit=1") == before
 
 
 @pytest.mark.browser

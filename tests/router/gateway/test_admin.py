@@ -26,6 +26,7 @@ CHANGING = [
     ("GET", "/router/public-prefixes", None),
     ("POST", "/router/cache/clear", {}),
     ("POST", "/router/warm", {"prompt": "x"}),
+    ("POST", "/router/explain", {"prompt": "x"}),
 ]
 
 

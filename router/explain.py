@@ -1,0 +1,90 @@
+"""What the router would do now with a prompt that nobody sends: numbers only, never the prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from events.decision import RouteDecision
+from events.errors import UserError
+from router.dispatch import Job
+from router.openai import faults
+from router.openai.parse import read_chat, read_completion
+from router.openai.sampling import to_sampling
+from router.openai.schema import ChatRequest, CompletionRequest, Limits
+from router.render import RenderedPrompt
+from router.route import NoReplica
+from router.services import Services
+from router.tenants import Tenant
+
+REQUEST_ID = "explain"
+
+
+class Explainer:
+    """The way of a generating request up to the choice, and not a step further."""
+
+    def __init__(self, services: Services) -> None:
+        self._of = services
+
+    async def explain(self, tenant: Tenant, document: dict[str, Any]) -> dict[str, Any]:
+        """`document` is a body of a generating route, whose model may be left out. Raises UserError
+        as that route would before it chooses."""
+        pool = self._of.jobs.pool()
+        limits = self._of.limits(pool)
+        asked, prompt = await self._render(tenant, document, limits)
+        sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, lambda: 0)
+        job = self._of.jobs.make(REQUEST_ID, tenant, prompt.ids, sampling, pool)
+        verdict = self._of.brain.explain(job.query(1, frozenset()))
+        return {**_asked(job), "policy": self._of.brain.policy, **_answer(verdict)}
+
+    async def _render(
+        self, tenant: Tenant, document: dict[str, Any], limits: Limits
+    ) -> tuple[ChatRequest | CompletionRequest, RenderedPrompt]:
+        body = {"model": self._of.config.model.name, **document}
+        if "prompt" not in body:
+            chat = read_chat(body, limits)
+            rendered = await self._of.renderer.chat(chat.messages, chat.tools, tenant=tenant.name)
+            return chat, rendered
+        completion = read_completion(body, limits)
+        if len(completion.prompts) > 1:
+            raise _several()
+        rendered = await self._of.renderer.prompt(completion.prompts[0], tenant=tenant.name)
+        return completion, rendered
+
+
+def _several() -> UserError:
+    return faults.invalid_value("prompt", "one prompt at a time can be explained")
+
+
+def _asked(job: Job) -> dict[str, Any]:
+    return {
+        "tenant": job.tenant,
+        "pool": job.pool,
+        "prompt_tokens": job.prompt_tokens,
+        "max_tokens": job.sampling.max_tokens,
+        "block_tokens": job.block_tokens,
+        "prompt_blocks": len(job.chain),
+        "public_blocks": job.public_cut_blocks,
+    }
+
+
+def _answer(verdict: RouteDecision | NoReplica) -> dict[str, Any]:
+    """`replica` is null where nobody could take it. `candidates` holds the best and who was
+    filtered out, `overlap_blocks` being the blocks matched on each."""
+    candidates = msgspec.to_builtins(verdict.candidates)
+    if isinstance(verdict, NoReplica):
+        return {
+            "replica": None,
+            "reason": verdict.reason,
+            "retry_after_s": verdict.retry_after_s,
+            "candidates": candidates,
+        }
+    return {
+        "replica": verdict.replica,
+        "reason": verdict.reason,
+        "predicted_cached_tokens": verdict.predicted_cached_tokens,
+        "predicted_ttft_ms": verdict.predicted_ttft_ms,
+        "decided_us": verdict.decided_us,
+        "candidates": candidates,
+    }
