@@ -21,8 +21,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,bench,lint]'
 	@echo "setup: default model"
 	@$(VENV)/bin/python -m tools.fetch
-	@echo "setup: native CPU kernels"
+	@echo "setup: native kernels"
 	@$(VENV)/bin/python -m replica.native.library
+	@$(VENV)/bin/python -m router.planes
 	@touch $@
 
 up: setup

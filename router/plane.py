@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from events.digest import positions
 from events.load import DigestShape
+from router.planes import at, plane_kernels
 
 COLUMNS_PER_WORD = 64
-FIRST_SCAN_BLOCKS = 64
-_ONE = np.uint64(1)
+ALIGNMENT_BYTES = 64
 
 
 class Plane:
@@ -25,7 +24,8 @@ class Plane:
 
     def __init__(self, shape: DigestShape) -> None:
         self.shape = shape
-        self._rows = np.zeros((shape.bits, 1), np.uint64)
+        self._kernels = plane_kernels()
+        self._rows = _aligned_zeros(shape.bits, 1)
         self._columns: dict[str, int] = {}
         self._owners: list[str | None] = [None] * COLUMNS_PER_WORD
         self._known = np.zeros(1, np.uint64)
@@ -78,21 +78,19 @@ class Plane:
         Raises ValueError on another length."""
         if bits.shape != (self.shape.bits // 8,):
             raise ValueError("a digest of another size than its shape says")
-        word, bit = self._at(replica)
-        column = np.unpackbits(bits.astype(np.uint8, copy=False), bitorder="little")
-        rows = self._rows[:, word]
-        rows &= ~bit
-        rows |= column.astype(np.uint64) * bit
+        column = self._columns[replica]
+        self._kernels.reset(self._rows, column, bits)
+        word, bit = at(column)
         self._known[word] |= bit
 
     def apply(self, replica: str, set_positions: np.ndarray, clear_positions: np.ndarray) -> None:
         """Absolute changes of a known column. Raises ValueError on positions outside the shape."""
-        word, bit = self._at(replica)
+        column = self._columns[replica]
         for changed in (set_positions, clear_positions):
             if changed.size and int(changed.max()) >= self.shape.bits:
                 raise ValueError("a position outside the digest")
-        self._rows[clear_positions, word] &= ~bit
-        self._rows[set_positions, word] |= bit
+        self._kernels.change(self._rows, column, clear_positions, False)
+        self._kernels.change(self._rows, column, set_positions, True)
 
     def known(self, replica: str) -> bool:
         """Whether the column holds a whole digest."""
@@ -105,66 +103,27 @@ class Plane:
         return float(np.count_nonzero(self._rows[:, word] & bit)) / self.shape.bits
 
     def depths(self, halves: np.ndarray) -> dict[str, int]:
-        """Leading blocks held, for each known replica; `halves` is uint64 (blocks, 2).
-
-        Every block from the first one on is probed, so a false positive can lengthen a match only
-        by what follows its true end without a gap: by j blocks with probability fpr**j.
-        """
-        depths = dict.fromkeys(self._known_replicas(), 0)
-        alive, start, step = self._known, 0, FIRST_SCAN_BLOCKS
-        while start < len(halves) and alive.any():
-            stop = min(start + step, len(halves))
-            held = self._held(halves[start:stop], alive)
-            self._credit(held, alive, start, depths)
-            alive, start, step = held[-1], stop, 2 * step
-        for column in _set_bits(alive):
-            depths[self._owner(column)] = len(halves)
-        return depths
-
-    def _held(self, halves: np.ndarray, alive: np.ndarray) -> np.ndarray:
-        """uint64 (blocks, words): who holds this block and all before it."""
-        probes = self._rows[positions(halves, self.shape)]
-        blocks = np.bitwise_and.reduce(probes, axis=1)
-        blocks[0] &= alive
-        return np.bitwise_and.accumulate(blocks, axis=0, out=blocks)
-
-    def _credit(
-        self, held: np.ndarray, alive: np.ndarray, start: int, depths: dict[str, int]
-    ) -> None:
-        """Write down the depth of each column that ends within `held`."""
-        changes = np.flatnonzero((held[1:] != held[:-1]).any(axis=1)) + 1
-        before = alive
-        for index in (0, *changes.tolist()):
-            for column in _set_bits(before & ~held[index]):
-                depths[self._owner(column)] = start + index
-            before = held[index]
-
-    def _owner(self, column: int) -> str:
-        owner = self._owners[column]
-        assert owner is not None, "a known column has an owner"
-        return owner
-
-    def _known_replicas(self) -> list[str]:
-        return [self._owner(column) for column in _set_bits(self._known)]
+        """Leading blocks held, for each known replica; `halves` is uint64 (blocks, 2)."""
+        found = self._kernels.depths(self._rows, self.shape, halves, self._known).tolist()
+        return {
+            replica: found[column]
+            for replica, column in self._columns.items()
+            if self.known(replica)
+        }
 
     def _at(self, replica: str) -> tuple[int, np.uint64]:
-        word, bit = divmod(self._columns[replica], COLUMNS_PER_WORD)
-        return word, _ONE << np.uint64(bit)
+        return at(self._columns[replica])
 
     def _grow(self) -> None:
-        rows = np.zeros((self.shape.bits, self._rows.shape[1] + 1), np.uint64)
+        rows = _aligned_zeros(self.shape.bits, self._rows.shape[1] + 1)
         rows[:, :-1] = self._rows
         self._rows = rows
         self._known = np.append(self._known, np.uint64(0))
         self._owners += [None] * COLUMNS_PER_WORD
 
 
-def _set_bits(words: np.ndarray) -> list[int]:
-    """Numbers of the set bits, counted through all words."""
-    columns: list[int] = []
-    for word, value in enumerate(words.tolist()):
-        while value:
-            lowest = value & -value
-            columns.append(word * COLUMNS_PER_WORD + lowest.bit_length() - 1)
-            value ^= lowest
-    return columns
+def _aligned_zeros(bits: int, words: int) -> np.ndarray:
+    """uint64 (bits, words) at the start of a cache line: a row of 512 replicas is just one."""
+    room = np.zeros(8 * bits * words + ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT_BYTES
+    return room[start : start + 8 * bits * words].view(np.uint64).reshape(bits, words)

@@ -9,6 +9,7 @@ import torch
 from configs.load import ConfigError
 from configs.model.card import ModelCard
 from configs.model.weights import open_weights
+from configs.native import CompileError, cpu_flags
 from configs.schema import ReplicaConfig
 from events.load import KVLayout
 from replica.attention.base import HeadShape, PagedAttention
@@ -20,8 +21,7 @@ from replica.models.load import load_llama
 from replica.models.native_kernels import NativeKernels
 from replica.models.rope import RopeTable
 from replica.models.torch_kernels import TorchKernels
-from replica.native.cpu import cpu_flags
-from replica.native.library import CompileError, load_library
+from replica.native.library import load_library
 from replica.runner.pool import KVPool
 from replica.runner.runner import ModelRunner
 

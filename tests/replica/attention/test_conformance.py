@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from configs.native import CompileError
 from replica.attention.base import HeadShape, PagedAttention
 from replica.attention.cpu_native import NativePagedAttention
 from replica.attention.torch_paged import TorchPagedAttention
-from replica.native.library import CompileError, load_library
+from replica.native.library import load_library
 from replica.runner.batch import ForwardBatch
 from tests.replica.attention.cases import (
     BLOCKS,

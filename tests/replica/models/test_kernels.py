@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from configs.native import CompileError
 from replica.models.kernels import Kernels
 from replica.models.native_kernels import NativeKernels
 from replica.models.torch_kernels import TorchKernels
-from replica.native.library import CompileError, load_library
+from replica.native.library import load_library
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.bfloat16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import pytest
 
 from configs.load import ConfigError
 from configs.model.card import ModelCard, load_card
+from configs.native import cpu_flags
 from configs.schema import ReplicaConfig
 from replica.native import library
-from replica.native.cpu import cpu_flags
 from replica.runner.build import build_runner, kv_layout
 from replica.sched.plan import ExecutionPlan, PlanId
 
@@ -74,37 +73,3 @@ def test_without_a_compiler_plain_torch_takes_over_and_says_so(
         library.load_library.cache_clear()
     assert "no C++ compiler" in caplog.text
     assert runner.execute(ExecutionPlan(PlanId(1), ())).plan_id == 1
-
-
-def test_a_source_that_does_not_compile_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("CXX", "false")
-    with pytest.raises(library.CompileError):
-        library.compile_kernels(tmp_path / "kernels.so")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_spoilt_object_in_the_cache_is_no_crash(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library.load_library.cache_clear()
-    target = library.cache_folder() / library._name()
-    target.parent.mkdir(parents=True)
-    target.write_bytes(b"not an object")
-    try:
-        with pytest.raises(library.CompileError):
-            library.load_library()
-    finally:
-        library.load_library.cache_clear()
-
-
-def test_only_the_newest_objects_are_kept(tmp_path: Path) -> None:
-    for index in range(12):
-        path = tmp_path / f"kernels-{index}.so"
-        path.touch()
-        os.utime(path, (index, index))
-    library._forget_old(tmp_path)
-    kept = {int(path.stem.removeprefix("kernels-")) for path in tmp_path.iterdir()}
-    assert kept == set(range(4, 12))

@@ -1,0 +1,124 @@
+"""Compiles native kernels once for this machine, and loads them.
+
+An object is named by its sources, its flags and the CPU's features, so that a cache folder shared
+by different machines never serves the wrong one. Concurrent builders are harmless: each compiles
+beside the target and renames. Knows nothing of what the kernels do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import mmh3
+
+log = logging.getLogger(__name__)
+
+_FLAGS = ("-std=gnu++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-w")
+_COMPILE_TIMEOUT_S = 120.0
+_KEPT_OBJECTS = 8
+
+
+class CompileError(RuntimeError):
+    """No compiler, or it refused."""
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Feature flags of the first CPU, such as "avx512_bf16"; empty where they can't be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSource:
+    """The C++ files behind one shared object, all in `folder`; `flags` go beside the common ones.
+
+    `headers` are only included by the sources, but a change of them is a change of the object.
+    """
+
+    name: str
+    folder: Path
+    sources: tuple[str, ...]
+    headers: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> Path:
+        """The object's place in the cache: its name is a digest of all that it depends on."""
+        parts = [(self.folder / name).read_bytes() for name in (*self.sources, *self.headers)]
+        parts.append(" ".join((*_FLAGS, *self.flags, *sorted(cpu_flags()))).encode())
+        return cache_folder() / f"{self.name}-{mmh3.hash_bytes(b'/'.join(parts)).hex()}.so"
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    given = os.environ.get("WARMROUTE_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(given or Path(base, "warmroute")) / "native"
+
+
+def compile_object(source: NativeSource, target: Path) -> None:
+    """Compile the sources, side by side, into `target`. Raises CompileError."""
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
+    if compiler is None:
+        raise CompileError("no C++ compiler was found")
+    flags = (*_FLAGS, *source.flags)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        objects = [str(Path(folder, name).with_suffix(".o")) for name in source.sources]
+        with ThreadPoolExecutor(len(objects)) as pool:
+            for done in [
+                pool.submit(_run, [compiler, *flags, "-c", str(source.folder / name), "-o", built])
+                for name, built in zip(source.sources, objects, strict=True)
+            ]:
+                done.result()
+        linked = str(Path(folder, "linked.so"))
+        _run([compiler, *flags, "-shared", *objects, "-o", linked])
+        os.replace(linked, target)
+
+
+def load_object(source: NativeSource) -> ctypes.CDLL:
+    """The kernels, compiled first where the cache lacks them. Raises CompileError."""
+    try:
+        target = source.target
+        if not target.exists():
+            log.info("compiling the native %s (a few seconds, once)", source.name)
+            compile_object(source, target)
+            forget_old(target.parent, source.name)
+        return ctypes.CDLL(str(target))
+    except OSError as error:
+        raise CompileError(str(error)) from error
+
+
+def forget_old(folder: Path, name: str) -> None:
+    """Keep the newest objects; a process that has loaded an older one is not disturbed."""
+    objects = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime)
+    for path in objects[:-_KEPT_OBJECTS]:
+        path.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S
+        )
+    except subprocess.CalledProcessError as error:
+        raise CompileError(f"{command[0]}: {error.stderr.strip()[:500]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(str(error)) from error

@@ -1,0 +1,170 @@
+"""The inner loops over digest planes: native where a compiler is there, else their NumPy twin.
+
+Both do exactly the same, which a test holds them to. Rows are uint64 (bits, words): bit positions
+by replicas, 64 to a word; a column's number counts through the words of a row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from configs.native import CompileError, NativeSource, load_object
+from events.digest import positions
+from events.load import DigestShape
+
+log = logging.getLogger(__name__)
+
+KERNELS = NativeSource("planes", Path(__file__).parent, ("planes.cpp",))
+
+HEAD_BLOCKS = 16
+"""Looked at one by one: most replicas part here, and here a digest's error counts most."""
+WINDOW_BLOCKS = 3
+"""Blocks in a row that must look held at each step of the bisection behind the head: one false
+positive there would overshoot by half of what is left."""
+
+
+class PlaneKernels(Protocol):
+    """The loops. Arrays are contiguous; positions lie within the rows."""
+
+    def depths(
+        self, rows: np.ndarray, shape: DigestShape, halves: np.ndarray, known: np.ndarray
+    ) -> np.ndarray:
+        """Leading blocks held, int32 (64 * words,), for the columns of `known` (uint64 (words,)),
+        0 for all others. `halves` is uint64 (blocks, 2).
+
+        Holding a block means holding all before it: behind the head the search bisects."""
+
+    def change(self, rows: np.ndarray, column: int, spots: np.ndarray, to: bool) -> None:
+        """Set or clear a column's bits at `spots` (uint32)."""
+
+    def reset(self, rows: np.ndarray, column: int, bits: np.ndarray) -> None:
+        """Put a whole column in place: uint8 (bits // 8,), little bit order."""
+
+
+class NativeKernels:
+    """Compiled from planes.cpp."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def depths(
+        self, rows: np.ndarray, shape: DigestShape, halves: np.ndarray, known: np.ndarray
+    ) -> np.ndarray:
+        words = rows.shape[1]
+        found = np.zeros(64 * words, np.int32)
+        halves = np.ascontiguousarray(halves, np.uint64)
+        self._library.wr_depths(
+            rows.ctypes.data,
+            words,
+            shape.bits,
+            shape.k,
+            halves.ctypes.data,
+            len(halves),
+            known.ctypes.data,
+            HEAD_BLOCKS,
+            WINDOW_BLOCKS,
+            found.ctypes.data,
+        )
+        return found
+
+    def change(self, rows: np.ndarray, column: int, spots: np.ndarray, to: bool) -> None:
+        spots = np.ascontiguousarray(spots, np.uint32)
+        self._library.wr_change(
+            rows.ctypes.data, rows.shape[1], column, spots.ctypes.data, spots.size, to
+        )
+
+    def reset(self, rows: np.ndarray, column: int, bits: np.ndarray) -> None:
+        bits = np.ascontiguousarray(bits, np.uint8)
+        self._library.wr_reset(
+            rows.ctypes.data, rows.shape[1], column, bits.ctypes.data, rows.shape[0]
+        )
+
+
+class NumpyKernels:
+    """The same without a compiler."""
+
+    def depths(
+        self, rows: np.ndarray, shape: DigestShape, halves: np.ndarray, known: np.ndarray
+    ) -> np.ndarray:
+        found = np.zeros(64 * rows.shape[1], np.int32)
+        scanned = min(HEAD_BLOCKS, len(halves))
+        alive = known
+        for block, held in enumerate(_holders(rows, shape, halves[:scanned])):
+            found[_columns(alive & ~held)] = block
+            alive = alive & held
+        todo = [(scanned, len(halves), alive)]
+        while todo:
+            low, high, alive = todo.pop()
+            if not alive.any():
+                continue
+            if low == high:
+                found[_columns(alive)] = low
+                continue
+            middle = low + (high - low) // 2
+            window = halves[max(low, middle - WINDOW_BLOCKS + 1) : middle + 1]
+            deeper = alive & np.bitwise_and.reduce(_holders(rows, shape, window), axis=0)
+            todo += [(low, middle, alive & ~deeper), (middle + 1, high, deeper)]
+        return found
+
+    def change(self, rows: np.ndarray, column: int, spots: np.ndarray, to: bool) -> None:
+        word, bit = at(column)
+        if to:
+            rows[spots, word] |= bit
+        else:
+            rows[spots, word] &= ~bit
+
+    def reset(self, rows: np.ndarray, column: int, bits: np.ndarray) -> None:
+        word, bit = at(column)
+        rows[:, word] &= ~bit
+        rows[:, word] |= np.unpackbits(bits, bitorder="little").astype(np.uint64) * bit
+
+
+def at(column: int) -> tuple[int, np.uint64]:
+    """The column's word, and its bit there."""
+    word, bit = divmod(column, 64)
+    return word, np.uint64(1 << bit)
+
+
+def _holders(rows: np.ndarray, shape: DigestShape, halves: np.ndarray) -> np.ndarray:
+    """uint64 (blocks, words): who holds each block."""
+    return np.bitwise_and.reduce(rows[positions(halves, shape)], axis=1)
+
+
+def _columns(words: np.ndarray) -> np.ndarray:
+    """Numbers of the set bits, counted through all words."""
+    return np.flatnonzero(np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little"))
+
+
+@cache
+def plane_kernels() -> PlaneKernels:
+    """The fastest there are here; compiles them at the first call on a machine."""
+    try:
+        return NativeKernels(_declared(load_object(KERNELS)))
+    except CompileError as error:
+        log.warning("no native index, NumPy looks prefixes up: %s", error)
+        return NumpyKernels()
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """With argument types, so that a wrong call fails in Python."""
+    pointer, long, flag = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+    signatures = {
+        "wr_depths": [pointer] + [long] * 3 + [pointer, long, pointer] + [long] * 2 + [pointer],
+        "wr_change": [pointer, long, long, pointer, long, flag],
+        "wr_reset": [pointer, long, long, pointer, long],
+    }
+    for name, arguments in signatures.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = None
+    return library
+
+
+if __name__ == "__main__":
+    plane_kernels()
