@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from router.connection import Connection, checked
 from router.http import Handler
 
 IDLE_S = 75.0
@@ -53,6 +54,7 @@ class Door:
     async def open(self, http: web.Server, host: str, port: int) -> None:
         """Listen. Raises OSError when the address can't be used."""
         self._http = http
+        http.request_handler = checked(http.request_handler)
         loop = asyncio.get_running_loop()
         self._socket = await loop.create_server(self._protocol, host, port, backlog=BACKLOG)
         self._sweeper = asyncio.create_task(self._sweep_forever())
@@ -96,7 +98,7 @@ class Door:
             return _Refusal()
         if len(self._idle_since_s) > 2 * self._limit:
             self._forget_gone()
-        protocol = self._http()
+        protocol = Connection(self._http)
         self._idle_since_s[protocol] = self._clock()
         return protocol
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -38,11 +37,6 @@ from router.tenants import Tenants
 
 RENDER_THREADS = 2
 CLOSE_S = 2.0
-MAX_HEADER_BYTES = 16 * 1024
-
-_quiet = logging.getLogger("router.aiohttp")
-_quiet.addHandler(logging.NullHandler())
-_quiet.propagate = False
 
 
 class Gateway:
@@ -67,15 +61,7 @@ class Gateway:
     async def start(self) -> None:
         """Listen, then follow the bus. Raises OSError when the address can't be used."""
         app = build_app(self.services, self._door, self._dashboard.routes())
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            logger=_quiet,
-            handler_cancellation=True,
-            auto_decompress=False,
-            shutdown_timeout=CLOSE_S,
-            max_field_size=MAX_HEADER_BYTES,
-        )
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
         router = self._config.router
         await self._door.open(self._runner.server, router.host, router.port)
