@@ -60,13 +60,15 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The gateway. `admin_key_sha256` guards /router's changing routes; empty closes them.
 
-    `link_hosts`: hosts beyond loopback on which replicas may announce their link.
+    `link_hosts`: hosts beyond loopback on which replicas may announce their link. `shadow_policy`:
+    scores live traffic beside `policy` and routes nothing; empty for none.
     """
 
     id: str = "router-0"
     host: str = "127.0.0.1"
     port: int = 8000
     policy: str = "warmroute"
+    shadow_policy: str = ""
     admin_key_sha256: str = ""
     link_hosts: tuple[str, ...] = ()
     allow_anonymous: bool = True

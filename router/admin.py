@@ -30,7 +30,13 @@ MAX_LISTED = 1_000
 MAX_MESSAGES = 2_048
 CLEAR_TIMEOUT_S = 30.0
 
+
+def _name_or_null(path: str, value: Any) -> str | None:
+    return None if value is None else string(64)(path, value)
+
+
 _POLICY: Table = {"policy": Field("policy", string(64), required=True)}
+_SHADOW: Table = {"policy": Field("policy", _name_or_null, required=True)}
 _TENANT: Table = {
     "key": Field("key", string(512), required=True),
     "scope": Field("scope", string(80)),
@@ -80,6 +86,8 @@ class Admin:
             web.get("/router/policy", self.policy),
             web.put("/router/policy", self.set_policy),
             web.get("/router/tenants", self.list_tenants),
+            web.get("/router/shadow", self.shadow),
+            web.put("/router/shadow", self.set_shadow),
             web.put("/router/tenants/{name}", self.put_tenant),
             web.delete("/router/tenants/{name}", self.remove_tenant),
             web.get("/router/public-prefixes", self.prefixes),
@@ -150,6 +158,23 @@ class Admin:
             raise faults.not_one_of("policy", tuple(sorted(POLICIES)))
         self._of.brain.set_policy(name)
         return _json({"policy": name})
+
+    async def shadow(self, request: web.Request) -> web.Response:
+        """How the policy in the shadow would have chosen, beside what was chosen."""
+        self._of.gate.check_reader(request.headers)
+        return self._shadow_report()
+
+    async def set_shadow(self, request: web.Request) -> web.Response:
+        """{"policy": name or null}: compare from the next request on, from zero."""
+        name = (await self._read(request, _SHADOW))["policy"]
+        if name is not None and name not in POLICIES:
+            raise faults.not_one_of("policy", tuple(sorted(POLICIES)))
+        self._of.brain.shadow.set_policy(name or "")
+        return self._shadow_report()
+
+    def _shadow_report(self) -> web.Response:
+        brain = self._of.brain
+        return _json({"policy": brain.policy, **brain.shadow.report()})
 
     async def put_tenant(self, request: web.Request) -> web.Response:
         """{"key": ..., "scope": "private"}: until the router ends."""

@@ -19,6 +19,7 @@ from router.http import add_ids, error_middleware
 from router.metrics import Metrics
 from router.openai import faults
 from router.services import Services
+from router.shadow import Shadow
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -109,6 +110,28 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("index_bytes", "Memory of the digest index", lambda: fleet.index.nbytes)
     metrics.gauge("late_deltas", "Deltas that nobody waited for", lambda: links.late_deltas)
     metrics.gauge("tenants", "Tenants with a key", lambda: len(services.tenants))
+    _register_shadow(metrics, services.brain.shadow)
+
+
+def _register_shadow(metrics: Metrics, shadow: Shadow) -> None:
+    metrics.counters(
+        "shadow_decisions",
+        "Decisions that a policy in the shadow scored too",
+        ("shadow", "result"),
+        shadow.counts,
+    )
+    metrics.counters(
+        "shadow_predicted_cached_tokens",
+        "Cached tokens as predicted for the decisions compared, by side",
+        ("side",),
+        lambda: shadow.predicted(lambda sums: sums.cached_tokens),
+    )
+    metrics.counters(
+        "shadow_predicted_ttft_seconds",
+        "Time to first token as predicted for the decisions compared, by side",
+        ("side",),
+        lambda: shadow.predicted(lambda sums: sums.ttft_ms / 1000),
+    )
 
 
 def build_app(

@@ -23,6 +23,7 @@ from router.policies.base import Pick
 from router.reserve import Ledger, Reservation
 from router.route import NoReplica, Outcome, RouteQuery
 from router.score import Field, Scored, Scorer
+from router.shadow import Shadow
 from router.trust import Prediction
 
 OPTIMISTIC_TTL_S = 5.0
@@ -75,6 +76,7 @@ class RouterBrain:
         self._config = config
         self._clock = clock
         self._policy = make_policy(config.policy)
+        self.shadow = Shadow(config.shadow_policy, clock)
         self._scorer = Scorer(fleet, self.ledger, self.optimistic, self.router_boot)
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._dispatch_seq = 0
@@ -107,6 +109,7 @@ class RouterBrain:
         self._policy.placed(query, field.candidates(), pick)
         self._reserve(decision, query, scored, now_s)
         self.decisions.add(decision)
+        self.shadow.watch(query, field, decision)
         if self._on_decision is not None:
             self._on_decision(decision)
         return decision

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from events.decision import RouteDecision
 from router.route import Outcome
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+Sample = tuple[Sequence[str], float]
+"""Values of the labels, in order, and the value."""
+
+
+class _Family(Collector):
+    """Samples that are read when somebody scrapes."""
+
+    def __init__(
+        self,
+        family: Callable[[], CounterMetricFamily | GaugeMetricFamily],
+        read: Callable[[], Iterable[Sample]],
+    ) -> None:
+        self._family = family
+        self._read = read
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        family = self._family()
+        for labels, value in self._read():
+            family.add_metric(labels, value)
+        yield family
 
 
 class Metrics:
@@ -37,6 +62,30 @@ class Metrics:
         """A value that is read when somebody scrapes."""
         gauge = Gauge(f"warmroute_{name}", help_text, registry=self.registry)
         gauge.set_function(read)
+
+    def counters(
+        self,
+        name: str,
+        help_text: str,
+        labels: Sequence[str],
+        read: Callable[[], Iterable[Sample]],
+    ) -> None:
+        """Totals kept elsewhere; the labels' values must come from a fixed set."""
+        full = f"warmroute_{name}"
+        family = partial(CounterMetricFamily, full, help_text, labels=labels)
+        self.registry.register(_Family(family, read))
+
+    def gauges(
+        self,
+        name: str,
+        help_text: str,
+        labels: Sequence[str],
+        read: Callable[[], Iterable[Sample]],
+    ) -> None:
+        """Values kept elsewhere; the labels' values must come from a fixed set."""
+        full = f"warmroute_{name}"
+        family = partial(GaugeMetricFamily, full, help_text, labels=labels)
+        self.registry.register(_Family(family, read))
 
     def answered(self, route: str, status: int) -> None:
         """An HTTP request got its status."""

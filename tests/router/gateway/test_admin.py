@@ -19,6 +19,7 @@ from tests.router.gateway.kit import until
 SYSTEM = [{"role": "system", "content": "You are the common head of all tenants. " * 8}]
 CHANGING = [
     ("PUT", "/router/policy", {"policy": "round_robin"}),
+    ("PUT", "/router/shadow", {"policy": None}),
     ("PUT", "/router/tenants/carol", {"key": "sk-carol-0123"}),
     ("GET", "/router/tenants", None),
     ("DELETE", "/router/tenants/bob", None),
@@ -56,6 +57,7 @@ LOOKING = (
     "/router/alarms",
     "/router/decisions",
     "/router/policy",
+    "/router/shadow",
     "/dashboard",
 )
 
@@ -86,6 +88,9 @@ async def test_S3_without_anonymous_access_looking_needs_the_admin_key(
         ("PUT", "/router/policy", {}),
         ("PUT", "/router/policy", {"policy": 1}),
         ("PUT", "/router/policy", {"policy": "round_robin", "x": 1}),
+        ("PUT", "/router/shadow", {}),
+        ("PUT", "/router/shadow", {"policy": ""}),
+        ("PUT", "/router/shadow", {"policy": "nope"}),
         ("PUT", "/router/tenants/carol", {"key": "x"}),
         ("PUT", "/router/tenants/carol", {"key": "sk-carol-0123", "scope": "all"}),
         ("POST", "/router/public-prefixes", {}),
