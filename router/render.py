@@ -56,8 +56,13 @@ def _cache(max_bytes: int) -> TextCache:
     return TextCache(max_bytes, max_bytes // 4)
 
 
-def _message_chars(messages: Sequence[dict[str, Any]]) -> int:
-    return sum(len(message["content"]) for message in messages)
+def _chars(value: Any) -> int:
+    """How much a template has to read; what is no text counts for a few characters."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_chars, value)) + sum(map(_chars, value.values()))
+    return sum(map(_chars, value)) if isinstance(value, list) else 8
 
 
 class Renderer:
@@ -122,7 +127,7 @@ class Renderer:
     async def _segments(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[Segment]:
-        chars = _message_chars(messages)
+        chars = _chars(messages) + _chars(tools)
         try:
             if chars <= INLINE_TEMPLATE_CHARS:
                 return self._template.render(messages, tools)

@@ -1,7 +1,8 @@
 """Bytes of a request body to a JSON object, strictly.
 
 Refused beyond plain syntax errors: anything but an object, NaN and Infinity, numbers out of range,
-bad UTF-8, unpaired surrogates, a name given twice, nesting beyond reason.
+bad UTF-8, unpaired surrogates, a name given twice, nesting beyond reason, and more values than any
+request needs: the parser holds the event loop, so its work is bounded before it begins.
 """
 
 from __future__ import annotations
@@ -14,6 +15,13 @@ from typing import Any
 import msgspec
 
 from router.openai import faults
+
+SMALL_BYTES = 64 * 1024
+"""A body up to this size can't hold enough values to matter."""
+MAX_STRINGS = 65_536
+MAX_DECIMALS = 65_536
+MAX_VALUES = 327_680
+"""Of all kinds: enough for 32 prompts of 10,000 token ids."""
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -45,6 +53,20 @@ _decoder = json.JSONDecoder(
 )
 
 
+def _check_work(body: bytes) -> None:
+    """Count what lies outside of strings. Counts are exact as far as the body is valid JSON, and
+    it isn't parsed any further."""
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    quotes = bare.count(b'"')
+    if quotes > 2 * MAX_STRINGS:
+        raise faults.crowded_body("names and strings", MAX_STRINGS)
+    structure = b"".join(bare.split(b'"')[::2])
+    if sum(map(structure.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise faults.crowded_body("values", MAX_VALUES)
+    if sum(map(structure.count, (b".", b"e", b"E"))) > MAX_DECIMALS:
+        raise faults.crowded_body("decimals and constants", MAX_DECIMALS)
+
+
 def _decode(body: bytes) -> Any:
     value = _decoder.decode(body.decode())
     if _SURROGATE_ESCAPE.search(body):
@@ -54,7 +76,9 @@ def _decode(body: bytes) -> Any:
 
 
 def load_object(body: bytes) -> dict[str, Any]:
-    """The body as a dict. Raises UserError (400) whose text never quotes the body."""
+    """The body as a dict. Raises UserError (400, 413) whose text never quotes the body."""
+    if len(body) > SMALL_BYTES:
+        _check_work(body)
     try:
         value = _decode(body)
     except _RejectedError as error:

@@ -60,6 +60,15 @@ def malformed_json(reason: str) -> UserError:
     return refusal(f"We could not parse the JSON body of your request: {reason}.")
 
 
+def crowded_body(what: str, maximum: int) -> UserError:
+    """413: the body would cost too much to read, however few bytes it has."""
+    return refusal(
+        f"The request's body is too large: it holds more than {maximum} {what}.",
+        code="request_too_large",
+        status=413,
+    )
+
+
 def missing(param: str) -> UserError:
     """A required parameter is absent."""
     return refusal(

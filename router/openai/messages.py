@@ -22,6 +22,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_NAME_CHARS = 64
 _MAX_ID_CHARS = 256
 _MAX_TOOL_DEPTH = 32
+_MAX_TOOLS_VALUES = 32_768
+_MAX_ARGUMENTS_CHARS = 1_048_576
 _MAX_PARTS = 1_024
 _MAX_TOOL_CALLS = 128
 _TEXT_PART = {"type": Field(None, string()), "text": Field("text", string(), True)}
@@ -50,11 +52,21 @@ def _content(path: str, value: Any) -> str:
     return "".join(_parts(path, value))
 
 
-def _depth_within(value: Any, limit: int = _MAX_TOOL_DEPTH) -> bool:
-    if not isinstance(value, (dict, list)):
-        return True
+_Container = dict[str, Any] | list[Any]
+
+
+def _inner(value: _Container) -> list[_Container]:
     children = value.values() if isinstance(value, dict) else value
-    return limit > 0 and all(_depth_within(child, limit - 1) for child in children)
+    return [child for child in children if isinstance(child, (dict, list))]
+
+
+def _depth_within(value: _Container, limit: int = _MAX_TOOL_DEPTH) -> bool:
+    return limit > 0 and all(_depth_within(child, limit - 1) for child in _inner(value))
+
+
+def _values(value: _Container) -> int:
+    """How many values it holds, at any depth."""
+    return len(value) + sum(map(_values, _inner(value)))
 
 
 def _schema(path: str, value: Any) -> dict[str, Any]:
@@ -73,7 +85,7 @@ _call = nested(
             nested(
                 {
                     "name": Field("name", string(_MAX_NAME_CHARS, 1), True),
-                    "arguments": Field("arguments", string(), True),
+                    "arguments": Field("arguments", string(_MAX_ARGUMENTS_CHARS), True),
                 }
             ),
             True,
@@ -146,8 +158,16 @@ def messages(maximum: int, tool_calls: bool) -> Reader:
 
 
 def tools(maximum: int) -> Reader:
-    """A reader of `tools`: function definitions only."""
-    return array(_tool, "an array of objects", maximum, minimum=1)
+    """A reader of `tools`: function definitions only, of bounded size in all."""
+    several = array(_tool, "an array of objects", maximum, minimum=1)
+
+    def read(path: str, value: Any) -> list[Any]:
+        found = several(path, value)
+        if _values(found) > _MAX_TOOLS_VALUES:
+            raise faults.invalid_value(path, f"more than {_MAX_TOOLS_VALUES} values in all")
+        return found
+
+    return read
 
 
 _tool_choice = one_of("none", "auto")
