@@ -61,7 +61,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The gateway. `admin_key_sha256` guards /router's changing routes; empty closes them.
 
     `link_hosts`: hosts beyond loopback on which replicas may announce their link. `shadow_policy`:
-    scores live traffic beside `policy` and routes nothing; empty for none.
+    scores live traffic beside `policy` and routes nothing; empty for none. `max_inflight_tokens`
+    bounds prompts and answers inside: an answer counts for `expected_answer_tokens`, or less where
+    less was asked for, until it has come to more.
     """
 
     id: str = "router-0"
@@ -75,6 +77,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_body_bytes: int = 8 * 1024 * 1024
     max_connections: int = 2_000
     max_inflight_tokens: int = 1_000_000
+    expected_answer_tokens: int = 1_024
     request_timeout_s: float = 600.0
     first_token_timeout_s: float = 120.0
     stream_buffer_bytes: int = 262_144

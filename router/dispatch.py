@@ -49,10 +49,9 @@ class Job:
         """Length of the prompt."""
         return len(self.prompt) // 4
 
-    @property
-    def cost_tokens(self) -> int:
-        """The most tokens that the request can hold at once, in all children."""
-        return self.prompt_tokens + self.sampling.n * self.sampling.max_tokens
+    def expected_tokens(self, answer_tokens: int) -> int:
+        """Prompt and answers, each of `answer_tokens` or of as many as it may have."""
+        return self.prompt_tokens + self.sampling.n * min(self.sampling.max_tokens, answer_tokens)
 
     def query(self, attempt: int, exclude: frozenset[str]) -> RouteQuery:
         """What the chooser is asked."""

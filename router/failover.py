@@ -10,6 +10,7 @@ however much it was, it comes from there no more.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 from events.errors import InvariantError, UserError
@@ -47,7 +48,7 @@ class Run:
     tells the replica to stop unless the answer is complete.
 
     `whole`: the answer is delivered at its end, in one piece. Until then a replica that breaks
-    costs time, not the answer."""
+    costs time, not the answer. `grow` is told how many tokens have come."""
 
     def __init__(
         self,
@@ -56,11 +57,13 @@ class Run:
         budget: RetryBudget,
         retries: int,
         whole: bool = False,
+        grow: Callable[[int], None] | None = None,
     ) -> None:
         self.job = job
         self.delivered = False
         self._begun = False
         self._whole = whole
+        self._grow = grow
         self._kept: list[CoreDelta] = []
         self._dispatcher = dispatcher
         self._budget = budget
@@ -118,6 +121,8 @@ class Run:
 
     def _deliver(self, batch: tuple[CoreDelta, ...]) -> tuple[CoreDelta, ...]:
         """What the reader gets of this batch."""
+        if self._grow is not None:
+            self._grow(sum(len(delta.token_ids) for delta in batch))
         if self._whole:
             self._kept += batch
             if not self.done:

@@ -7,11 +7,12 @@ import hmac
 import math
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
+from router.dispatch import Job
 from router.tenants import Tenant, Tenants, hash_key
 
 ADMIN_HEADER = "x-warmroute-admin"
@@ -67,6 +68,23 @@ class DrainRate:
         now_s = self._clock()
         self._count *= 0.5 ** ((now_s - self._at_s) / _RATE_HALF_LIFE_S)
         self._at_s = now_s
+
+
+class Admission:
+    """What one request counts for: what was expected of it, or what it has come to."""
+
+    def __init__(self, gate: Gate, tokens: int, prompt_tokens: int) -> None:
+        self.tokens = tokens
+        self._gate = gate
+        self._held_tokens = prompt_tokens
+
+    def grow(self, tokens: int) -> None:
+        """That many more were generated. Refuses nothing: it is whoever comes next that waits."""
+        self._held_tokens += tokens
+        more = self._held_tokens - self.tokens
+        if more > 0:
+            self.tokens += more
+            self._gate.tokens += more
 
 
 class Gate:
@@ -146,20 +164,23 @@ class Gate:
                 self._idle.set()
 
     @contextmanager
-    def admitted(self, tokens: int) -> Iterator[None]:
-        """Count the tokens that a request may come to. Raises UserError (413, 429)."""
+    def admitted(self, jobs: Sequence[Job]) -> Iterator[Admission]:
+        """Count what the jobs of a request are expected to come to. Raises UserError (413, 429)."""
+        expected = self._config.expected_answer_tokens
+        tokens = sum(job.expected_tokens(expected) for job in jobs)
         limit = self._config.max_inflight_tokens
         if tokens > limit:
-            message = f"the request may come to {tokens} tokens; {limit} are allowed at once"
+            message = f"the request counts for {tokens} tokens; {limit} are allowed at once"
             raise UserError(CoreError(status=413, message=message, code="request_too_large"))
         if self.tokens + tokens > limit:
             raise self._full(self.tokens + tokens - limit)
         self.tokens += tokens
+        admission = Admission(self, tokens, sum(job.prompt_tokens for job in jobs))
         try:
-            yield
+            yield admission
         finally:
-            self.tokens -= tokens
-            self._drained.add(tokens)
+            self.tokens -= admission.tokens
+            self._drained.add(admission.tokens)
 
     def _full(self, excess_tokens: int) -> UserError:
         rate = self._drained.per_s()

@@ -116,8 +116,9 @@ class Generator:
     def _place(self, held: ExitStack, jobs: Sequence[Job], whole: bool) -> Answers:
         """Admit all prompts of the request or none; nothing is sent before the first `next`."""
         of, retries = self._of, self._settings.retries
-        held.enter_context(of.gate.admitted(sum(job.cost_tokens for job in jobs)))
-        runs = [Run(job, of.dispatcher, of.budget, retries, whole) for job in jobs]
+        admission = held.enter_context(of.gate.admitted(jobs))
+        grow = admission.grow
+        runs = [Run(job, of.dispatcher, of.budget, retries, whole, grow) for job in jobs]
         return held.enter_context(Answers(runs))
 
     async def _reply(

@@ -67,7 +67,7 @@ class Warmer:
     async def _run(self, pinned: Job) -> Probe:
         job = replace(pinned, request_id=f"warm-{secrets.token_hex(8)}")
         with (
-            self._of.gate.admitted(job.cost_tokens),
+            self._of.gate.admitted([job]),
             Run(job, self._of.dispatcher, self._of.budget, 0) as run,
         ):
             while not run.done:

@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from events.errors import CoreError
-from tests.fakes.replica import refuse, stall
+from tests.fakes.replica import Call, refuse, stall
 from tests.router.gateway.house import CHAT, COMPLETION, KEYS, House, events
 from tests.router.gateway.kit import until
 
@@ -349,6 +349,35 @@ async def test_O3_a_full_gate_is_429_with_retry_after_and_the_client_succeeds(bu
         release.set()
         answers = await asyncio.gather(first, second)
     assert all(answer.choices[0].message.content == "one two three" for answer in answers)
+    await house.settled()
+
+
+async def test_O3_chats_without_max_tokens_do_not_fill_the_gate(
+    build, http: aiohttp.ClientSession
+) -> None:
+    house = await build(max_inflight_tokens=4_000, expected_answer_tokens=100)
+    release = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send("words", ids=[1] * 150)
+        await release.wait()
+        await call.send(finish="stop")
+
+    house.script(script)
+    body = {"model": "tiny", "messages": HELLO}
+
+    async def ask(stream: bool) -> int:
+        path, asked = "/v1/chat/completions", {**body, "stream": stream}
+        async with house.post(http, path, asked) as response:
+            await response.read()
+            return response.status
+
+    asking = [asyncio.create_task(ask(stream)) for stream in [True, False] * 5]
+    await until(lambda: len(house.calls) == 10)
+    held = 10 * (house.calls[0].prompt_tokens + 150)
+    await until(lambda: house.services.gate.tokens == held)
+    release.set()
+    assert await asyncio.gather(*asking) == [200] * 10
     await house.settled()
 
 

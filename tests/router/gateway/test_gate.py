@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from configs.schema import RouterConfig, TenantConfig
 from events.errors import UserError
+from events.request import SamplingParams
+from router.dispatch import Job
 from router.gate import ADMIN_HEADER, Gate
 from router.prefixes import MAX_PREFIXES, PublicPrefixes
 from router.tenants import MAX_TENANTS, Tenants, hash_key, scope_salt
+from tests.router.gateway.kit import job
 
 KEY = b"\1" * 32
 ADMIN = "the-admin-key"
@@ -24,6 +27,12 @@ def tenants() -> Tenants:
 
 def gate(**settings: object) -> Gate:
     return Gate(RouterConfig(**settings), tenants(), clock=lambda: 0.0)
+
+
+def job_of(prompt_tokens: int, answer: int = 0, n: int = 1) -> Job:
+    return job(
+        prompt=bytes(4 * prompt_tokens), sampling=SamplingParams(max_tokens=answer, seed=0, n=n)
+    )
 
 
 def status(caught: pytest.ExceptionInfo[UserError]) -> int:
@@ -109,17 +118,32 @@ def test_the_admin_key() -> None:
 def test_O3_tokens_in_flight_are_bounded_and_returned() -> None:
     now = [0.0]
     door = Gate(RouterConfig(max_inflight_tokens=100), tenants(), clock=lambda: now[0])
-    with door.admitted(80):
-        with pytest.raises(UserError) as full, door.admitted(30):
+    with door.admitted([job_of(80)]):
+        with pytest.raises(UserError) as full, door.admitted([job_of(30)]):
             pass
         assert status(full) == 429
         assert full.value.error.retry_after_s >= 1
-        with door.admitted(20):
+        with door.admitted([job_of(10), job_of(10)]):
             assert door.tokens == 100
     assert door.tokens == 0
-    with pytest.raises(UserError) as large, door.admitted(101):
+    with pytest.raises(UserError) as large, door.admitted([job_of(101)]):
         pass
     assert status(large) == 413
+
+
+def test_O3_an_answer_counts_as_expected_until_it_has_come_to_more() -> None:
+    door = gate(max_inflight_tokens=1_000, expected_answer_tokens=100)
+    with door.admitted([job_of(50, answer=8_000)]) as long, door.admitted([job_of(50, 10, 2)]):
+        assert door.tokens == 150 + 70
+        for _ in range(10):
+            long.grow(10)
+        assert door.tokens == 220
+        long.grow(900)
+        assert door.tokens == 1_120
+        with pytest.raises(UserError) as full, door.admitted([job_of(1)]):
+            pass
+        assert status(full) == 429
+    assert door.tokens == 0
 
 
 def test_O3_retry_after_comes_from_the_drain_rate() -> None:
@@ -127,12 +151,12 @@ def test_O3_retry_after_comes_from_the_drain_rate() -> None:
     door = Gate(RouterConfig(max_inflight_tokens=1_000), tenants(), clock=lambda: now[0])
     for second in range(60):
         now[0] = float(second)
-        with door.admitted(10):
+        with door.admitted([job_of(10)]):
             pass
-    with door.admitted(1_000):
+    with door.admitted([job_of(1_000)]):
         waits = []
         for excess in (10, 100):
-            with pytest.raises(UserError) as full, door.admitted(excess):
+            with pytest.raises(UserError) as full, door.admitted([job_of(excess)]):
                 pass
             waits.append(full.value.error.retry_after_s)
     assert waits[0] <= 2
