@@ -1,22 +1,27 @@
 """Compiles native kernels once for this machine, and loads them.
 
 An object is named by its sources, its flags and the CPU's features, so that a cache folder shared
-by different machines never serves the wrong one. Concurrent builders are harmless: each compiles
-beside the target and renames. Knows nothing of what the kernels do.
+by different machines never serves the wrong one. Of several processes that need it one compiles,
+beside the target, and renames; the others wait. Knows nothing of what the kernels do.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import os
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import mmh3
 
@@ -24,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _FLAGS = ("-std=gnu++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-w")
 _COMPILE_TIMEOUT_S = 120.0
+_WAIT_S = 3 * _COMPILE_TIMEOUT_S
+_LOOK_S = 0.1
 _KEPT_OBJECTS = 8
 
 
@@ -98,12 +105,45 @@ def load_object(source: NativeSource) -> ctypes.CDLL:
     try:
         target = source.target
         if not target.exists():
-            log.info("compiling the native %s (a few seconds, once)", source.name)
-            compile_object(source, target)
-            forget_old(target.parent, source.name)
+            with _alone(target.parent):
+                _compile_missing(source, target)
         return ctypes.CDLL(str(target))
     except OSError as error:
         raise CompileError(str(error)) from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which ends with its process. Raises CompileError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "compile.lock").open("w") as lock:
+        if not _locked(lock):
+            log.info("waiting for another process that compiles native kernels")
+            deadline_s = time.monotonic() + _WAIT_S
+            while not _locked(lock):
+                if time.monotonic() > deadline_s:
+                    raise CompileError("another process has been compiling for too long")
+                time.sleep(_LOOK_S)
+        yield
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _compile_missing(source: NativeSource, target: Path) -> None:
+    """Compile what nobody else has compiled meanwhile; the lock is held."""
+    if target.exists():
+        return
+    for left in target.parent.glob("tmp*"):  # of a compile that was interrupted
+        shutil.rmtree(left, ignore_errors=True)
+    log.info("compiling the native %s (a few seconds, once)", source.name)
+    compile_object(source, target)
+    forget_old(target.parent, source.name)
 
 
 def forget_old(folder: Path, name: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,43 @@ def test_an_object_is_compiled_once(source: NativeSource, monkeypatch: pytest.Mo
     assert load_object(source).wr_twice(21) == 42
     monkeypatch.setenv("CXX", "false")
     assert load_object(source).wr_twice(4) == 8
+
+
+LOAD = """
+import logging, sys
+from pathlib import Path
+from configs.native import NativeSource, load_object
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+print(load_object(NativeSource("twice", Path(sys.argv[1]), ("twice.cpp",))).wr_twice(21))
+"""
+COMPILER = """#!/bin/sh
+echo run >> {log}
+while [ ! -e {go} ]; do sleep 0.05; done
+exec c++ "$@"
+"""
+
+
+def test_of_several_processes_one_compiles_and_the_others_wait(
+    source: NativeSource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs, go, compiler = tmp_path / "runs", tmp_path / "go", tmp_path / "compiler"
+    compiler.write_text(COMPILER.format(log=runs, go=go))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    left = source.target.parent / "tmp-left"
+    left.mkdir(parents=True)
+    command = [sys.executable, "-c", LOAD, str(tmp_path)]
+    loading = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [process.stderr.readline() for process in loading if process.stderr]
+    go.touch()
+    assert [process.communicate(timeout=60)[0] for process in loading] == ["42\n"] * 3
+    assert sorted("waiting" in line for line in said) == [False, True, True]
+    assert len(runs.read_text().split()) == 2  # the source, then the object
+    assert not left.exists()
+    assert sorted(path.suffix for path in left.parent.iterdir()) == [".lock", ".so"]
 
 
 def test_another_source_is_another_object(source: NativeSource) -> None:
