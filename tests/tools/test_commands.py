@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.tiny_model import write_tiny_gguf
 from tools import cli
-from tools.up.command import READY
+from tools.up.command import READY, few_blocks, options_of
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,14 @@ def test_the_printed_snippet_can_be_pasted() -> None:
     snippet = text[text.index("from openai") : text.index("Logs and keys")]
     compile(snippet, "snippet", "exec")
     assert textwrap.dedent(snippet) == snippet
+
+
+def test_too_few_blocks_for_one_context_are_warned_of(tmp_path: Path) -> None:
+    model = write_tiny_gguf(tmp_path / "tiny.gguf", context=2_048)
+
+    def warning(blocks: int) -> str | None:
+        return few_blocks(options_of(["--model", str(model), "--kv-blocks", str(blocks)]))
+
+    assert warning(128) is None
+    assert "--kv-blocks 127 holds 2032 tokens" in (warning(127) or "")
+    assert "128 blocks hold one" in (warning(127) or "")

@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from configs.model.weights import open_weights
+from configs.schema import ReplicaConfig
 from events.subjects import check_id
 from router.policies import POLICIES
 from tools.errors import CommandError
@@ -99,6 +101,20 @@ def _say(line: str) -> None:
     print(f"  {line}", flush=True)
 
 
+def few_blocks(options: UpOptions) -> str | None:
+    """A warning where a replica's KV blocks hold less than one full context. Raises ModelError."""
+    config = ReplicaConfig(id="any", **options.replica_settings)  # type: ignore[arg-type]
+    context_tokens = min(config.context_tokens, open_weights(options.model).shape.context_tokens)
+    held_tokens = config.kv_blocks * config.block_tokens
+    if held_tokens >= context_tokens:
+        return None
+    return (
+        f"warning: --kv-blocks {config.kv_blocks} holds {held_tokens} tokens, less than one full "
+        f"context ({context_tokens}): a longer request fails. "
+        f"{-(-context_tokens // config.block_tokens)} blocks hold one."
+    )
+
+
 async def _serve(cluster: LocalCluster, options: UpOptions) -> None:
     began = time.monotonic()
     async with cluster:
@@ -140,4 +156,6 @@ def main(argv: Sequence[str]) -> int:
     """Run until Ctrl-C. Raises CommandError."""
     options = options_of(argv)
     print(f"warmroute up: cluster '{options.cluster}', model {options.model_name}", flush=True)
+    if warning := few_blocks(options):
+        _say(warning)
     return asyncio.run(_run(options))
