@@ -17,6 +17,9 @@ Clock = Callable[[], float]
 
 MAX_ACTIVE = 1_024
 
+OnChange = Callable[["Alarm", bool], None]
+"""An alarm, and whether it is on now."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
@@ -30,18 +33,29 @@ class Alarm:
 
 
 class Alarms:
-    """Active alarms by (name, replica), and how often each name was ever raised."""
+    """Active alarms by (name, replica); how often each name was seen, and how often turned on."""
 
     def __init__(self, clock: Clock) -> None:
         self.raised_total: Counter[str] = Counter()
+        self.turned_on_total: Counter[str] = Counter()
         self._clock = clock
         self._active: dict[tuple[str, str], Alarm] = {}
+        self._listeners: list[OnChange] = []
 
     def __iter__(self) -> Iterator[Alarm]:
         return iter(sorted(self._active.values(), key=lambda alarm: (alarm.name, alarm.replica)))
 
     def __len__(self) -> int:
         return len(self._active)
+
+    def on_change(self, listener: OnChange) -> None:
+        """`listener` is told whenever an alarm is turned on or off; it must not raise."""
+        self._listeners.append(listener)
+
+    def active_by_name(self) -> dict[str, int]:
+        """How many are on, for each name that was ever seen."""
+        on = Counter(name for name, _ in self._active)
+        return {name: on[name] for name in self.raised_total}
 
     def active(self, name: str, replica: str) -> bool:
         """Whether this alarm is on."""
@@ -54,15 +68,23 @@ class Alarms:
         if known is not None:
             self._active[name, replica] = replace(known, count=known.count + 1, detail=detail)
         elif len(self._active) < MAX_ACTIVE:
-            self._active[name, replica] = Alarm(name, replica, self._clock(), 1, detail)
+            alarm = self._active[name, replica] = Alarm(name, replica, self._clock(), 1, detail)
+            self.turned_on_total[name] += 1
+            self._tell(alarm, True)
             log.warning("alarm %s for replica %s: %s", name, replica, detail)
 
     def clear(self, name: str, replica: str) -> None:
         """Turn an alarm off."""
-        if self._active.pop((name, replica), None) is not None:
+        alarm = self._active.pop((name, replica), None)
+        if alarm is not None:
+            self._tell(alarm, False)
             log.info("alarm %s for replica %s is over", name, replica)
 
     def forget(self, replica: str) -> None:
         """Turn off whatever is on for a replica that left or began a new life."""
         for key in [key for key in self._active if key[1] == replica]:
             self.clear(*key)
+
+    def _tell(self, alarm: Alarm, active: bool) -> None:
+        for listener in self._listeners:
+            listener(alarm, active)

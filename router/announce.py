@@ -1,16 +1,22 @@
-"""Telling the bus what was decided and how it ended. Never waits, never holds up a request."""
+"""Telling the bus what was decided, how it ended, and what is alarming.
+
+Never waits, never holds up a request.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 
+from events.alarm import AlarmNotice
 from events.bus import Bus
 from events.decision import RouteDecision, RouteOutcome
 from events.subjects import router_subject
 from events.wire import encode
 
 MAX_WAITING = 4_096
+
+Message = RouteDecision | RouteOutcome | AlarmNotice
 
 
 class Announcer:
@@ -21,7 +27,8 @@ class Announcer:
         self._bus = bus
         self._decision_subject = router_subject(cluster, router_id, "decision")
         self._outcome_subject = router_subject(cluster, router_id, "outcome")
-        self._waiting: deque[tuple[str, RouteDecision | RouteOutcome]] = deque()
+        self._alarm_subject = router_subject(cluster, router_id, "alarm")
+        self._waiting: deque[tuple[str, Message]] = deque()
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -43,7 +50,11 @@ class Announcer:
         """An attempt ended."""
         self._put(self._outcome_subject, outcome)
 
-    def _put(self, subject: str, message: RouteDecision | RouteOutcome) -> None:
+    def alarm(self, notice: AlarmNotice) -> None:
+        """An alarm is on, or over."""
+        self._put(self._alarm_subject, notice)
+
+    def _put(self, subject: str, message: Message) -> None:
         if len(self._waiting) >= MAX_WAITING:
             self.dropped += 1
             return

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from aiohttp import web
 
 from events.errors import CoreError, UserError
 from router.admin import Admin
+from router.alarms import Alarms
 from router.door import Door
 from router.generate import Generator
 from router.http import add_ids, error_middleware
-from router.metrics import Metrics
+from router.metrics import Metrics, Sample
 from router.openai import faults
 from router.services import Services
 from router.shadow import Shadow
@@ -106,11 +107,21 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("inflight_attempts", "Attempts on all links", lambda: links.in_flight)
     metrics.gauge("links_up", "Links that requests can be sent on", lambda: len(links.up()))
     metrics.gauge("replicas", "Replicas that the fleet knows", lambda: len(fleet))
-    metrics.gauge("alarms", "Active alarms", lambda: len(fleet.alarms))
     metrics.gauge("index_bytes", "Memory of the digest index", lambda: fleet.index.nbytes)
     metrics.gauge("late_deltas", "Deltas that nobody waited for", lambda: links.late_deltas)
     metrics.gauge("tenants", "Tenants with a key", lambda: len(services.tenants))
+    _register_alarms(metrics, fleet.alarms)
     _register_shadow(metrics, services.brain.shadow)
+
+
+def _register_alarms(metrics: Metrics, alarms: Alarms) -> None:
+    def by_name(counts: Mapping[str, int]) -> list[Sample]:
+        return [((name,), count) for name, count in counts.items()]
+
+    metrics.gauges("alarms", "Active alarms", ("name",), lambda: by_name(alarms.active_by_name()))
+    metrics.counters(
+        "alarms_raised", "Alarms turned on", ("name",), lambda: by_name(alarms.turned_on_total)
+    )
 
 
 def _register_shadow(metrics: Metrics, shadow: Shadow) -> None:

@@ -16,6 +16,7 @@ from events.secrets import link_secret, parse_secret
 from router.address import AllowList
 from router.announce import Announcer
 from router.app import build_app
+from router.beacon import Beacon
 from router.choose import RouterBrain
 from router.dash.server import Dashboard
 from router.dispatch import Dispatcher
@@ -47,6 +48,7 @@ class Gateway:
         self._executor = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
         self._announcer = Announcer(bus, config.cluster, config.router.id)
         self.services = self._wire(config, card)
+        self._beacon = Beacon(self.services.fleet, self._announcer.alarm)
         self._feed = Feed(bus, config.cluster, self.services.fleet)
         self._dashboard = Dashboard(bus, config.cluster, self.services.gate.check_reader)
         self._door = Door(config.router.max_connections + SPARE_CONNECTIONS)
@@ -69,6 +71,7 @@ class Gateway:
         await self._announcer.start()
         await self._feed.start()
         await self._dashboard.start()
+        await self._beacon.start()
 
     async def meet_replicas(self, timeout_s: float) -> bool:
         """Until a request could be routed; False when that takes too long."""
@@ -81,6 +84,7 @@ class Gateway:
 
     async def close(self) -> None:
         """End everything, last comers first."""
+        await self._beacon.close()
         await self._dashboard.close()
         await self._door.close()
         if self._runner is not None:

@@ -5,28 +5,35 @@ It knows nothing that the bus does not carry, so no prompt, key or token can rea
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from typing import Any
 
 import msgspec
 
+from events.alarm import AlarmNotice
 from events.decision import RouteDecision, RouteOutcome
 from events.envelope import unseal
 from events.errors import WireError
 from events.load import ReplicaHello, ReplicaLoad
-from events.subjects import split
+from events.subjects import check_id, split
 from events.wire import decode
 
 MAX_REPLICAS = 256
 MAX_DECISIONS = 40
+MAX_ALARMS = 256
+MAX_DETAIL_CHARS = 200
 HISTORY_S = 300
 MAX_MESSAGE_BYTES = 256 * 1024
 GONE_S = 30.0
+ALARM_GONE_S = 10.0
+"""An alarm is repeated every few seconds: what is not heard any more is over, or its router is."""
 
 _hello = msgspec.msgpack.Decoder(ReplicaHello)
 _load = msgspec.msgpack.Decoder(ReplicaLoad)
 _decision = msgspec.msgpack.Decoder(RouteDecision)
 _outcome = msgspec.msgpack.Decoder(RouteOutcome)
+_alarm = msgspec.msgpack.Decoder(AlarmNotice)
 
 
 class _Replica:
@@ -69,6 +76,7 @@ class DashboardState:
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
         self._decisions: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._alarms: dict[tuple[str, str, str], tuple[AlarmNotice, float]] = {}
         self._seconds: deque[list[float]] = deque(maxlen=HISTORY_S)
         self.malformed = 0
 
@@ -79,7 +87,7 @@ class DashboardState:
             if role == "replica":
                 self._take_replica(name, kind, payload, now_s)
             elif role == "router":
-                self._take_router(kind, payload, now_s)
+                self._take_router(name, kind, payload, now_s)
         except (WireError, ValueError):
             self.malformed += 1
 
@@ -108,7 +116,7 @@ class DashboardState:
         elif kind == "digest":
             known.generation, known.seq, known.digest_s = envelope.generation, envelope.seq, now_s
 
-    def _take_router(self, kind: str, payload: bytes, now_s: float) -> None:
+    def _take_router(self, name: str, kind: str, payload: bytes, now_s: float) -> None:
         if kind == "decision":
             made = decode(_decision, payload, MAX_MESSAGE_BYTES)
             self._decisions[made.decision_id] = {**msgspec.to_builtins(made), "outcome": None}
@@ -119,6 +127,18 @@ class DashboardState:
             if ended.decision_id in self._decisions:
                 self._decisions[ended.decision_id]["outcome"] = msgspec.to_builtins(ended)
             self._count(ended, now_s)
+        elif kind == "alarm":
+            self._take_alarm(name, decode(_alarm, payload, MAX_MESSAGE_BYTES), now_s)
+
+    def _take_alarm(self, router: str, notice: AlarmNotice, now_s: float) -> None:
+        if not math.isfinite(notice.age_ms):
+            raise ValueError("an age is a number")
+        key = (check_id(notice.name), check_id(notice.replica), router)
+        self._forget_alarms(now_s)
+        if not notice.active:
+            self._alarms.pop(key, None)
+        elif key in self._alarms or len(self._alarms) < MAX_ALARMS:
+            self._alarms[key] = notice, now_s
 
     def _count(self, ended: RouteOutcome, now_s: float) -> None:
         second = float(int(now_s))
@@ -133,6 +153,7 @@ class DashboardState:
         for name in gone:
             del self._replicas[name]
         return {
+            "alarms": self._view_alarms(now_s),
             "replicas": [of.view(name, now_s) for name, of in sorted(self._replicas.items())],
             "decisions": list(reversed(self._decisions.values())),
             "seconds": [
@@ -141,3 +162,22 @@ class DashboardState:
                 if now_s - at <= HISTORY_S
             ],
         }
+
+    def _forget_alarms(self, now_s: float) -> None:
+        heard = self._alarms.items()
+        self._alarms = {key: of for key, of in heard if now_s - of[1] <= ALARM_GONE_S}
+
+    def _view_alarms(self, now_s: float) -> list[dict[str, Any]]:
+        self._forget_alarms(now_s)
+        return [
+            {
+                "name": name,
+                "replica": replica,
+                "router": router,
+                "age_ms": round(notice.age_ms + 1e3 * (now_s - seen_s)),
+                "detail": notice.detail[:MAX_DETAIL_CHARS],
+            }
+            for (name, replica, router), (notice, seen_s) in sorted(
+                self._alarms.items(), key=lambda item: item[0]
+            )
+        ]

@@ -6,10 +6,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from events.alarm import AlarmNotice
 from events.decision import RouteDecision, RouteOutcome
 from events.envelope import seal
 from events.load import DecodeFit, PrefillFit, ReplicaBye, ReplicaLoad
-from router.dash.state import MAX_DECISIONS, MAX_REPLICAS, DashboardState
+from router.dash.state import ALARM_GONE_S, MAX_ALARMS, MAX_DECISIONS, MAX_REPLICAS, DashboardState
 
 
 def load(**more) -> ReplicaLoad:
@@ -125,8 +126,51 @@ def test_everything_is_bounded() -> None:
     assert len(view["replicas"]) == MAX_REPLICAS
 
 
+def alarm(name: str, replica: str = "r0", active: bool = True, age_ms: float = 2_000.0) -> bytes:
+    return msgspec.msgpack.encode(
+        AlarmNotice(
+            name=name,
+            replica=replica,
+            active=active,
+            age_ms=age_ms,
+            count=1,
+            detail="why",
+            wall_time_ms=0,
+        )
+    )
+
+
+def test_alarms_come_age_and_go() -> None:
+    state = DashboardState()
+    state.take("wr.v1.c.router.x.alarm", alarm("stale_digest"), 1.0)
+    state.take("wr.v1.c.router.y.alarm", alarm("no_events", "r1"), 1.0)
+    first, second = state.view(2.0)["alarms"]
+    assert (first["name"], first["replica"], first["router"]) == ("no_events", "r1", "y")
+    assert (second["name"], second["age_ms"], second["detail"]) == ("stale_digest", 3_000, "why")
+    state.take("wr.v1.c.router.y.alarm", alarm("stale_digest", active=False), 3.0)
+    state.take("wr.v1.c.router.y.alarm", alarm("no_events", "r1", active=False), 3.0)
+    assert [of["router"] for of in state.view(3.0)["alarms"]] == ["x"]
+    assert state.view(1.0 + ALARM_GONE_S + 1)["alarms"] == []
+
+
+def test_alarms_are_bounded() -> None:
+    state = DashboardState()
+    for number in range(MAX_ALARMS + 5):
+        state.take("wr.v1.c.router.x.alarm", alarm(f"a{number}"), 1.0)
+    assert len(state.view(1.0)["alarms"]) == MAX_ALARMS
+    state.take("wr.v1.c.router.x.alarm", alarm("late"), 1.0 + 2 * ALARM_GONE_S)
+    assert [of["name"] for of in state.view(1.0 + 2 * ALARM_GONE_S)["alarms"]] == ["late"]
+
+
+def test_S1_an_alarm_that_makes_no_sense_is_malformed() -> None:
+    state = DashboardState()
+    for payload in (alarm("x" * 65), alarm("a b"), alarm("a", age_ms=float("inf"))):
+        state.take("wr.v1.c.router.x.alarm", payload, 1.0)
+    assert (state.malformed, state.view(1.0)["alarms"]) == (3, [])
+
+
 @given(
-    st.sampled_from(["hello", "load", "digest", "bye", "decision", "outcome", "x"]),
+    st.sampled_from(["hello", "load", "digest", "bye", "decision", "outcome", "alarm", "x"]),
     st.sampled_from(["replica", "router", "other"]),
     st.binary(max_size=60),
 )
