@@ -36,6 +36,7 @@ TERMS = {
     "lateness_ms": "lateness",
 }
 MAX_COLUMNS = 6
+SMALLEST_MS = 0.05
 ALWAYS = ("score", "saved_prefill_ms", "queue_ms", "prefill_ms")
 
 
@@ -79,14 +80,14 @@ def verdict(answer: dict[str, Any]) -> str:
 
 
 def table(answer: dict[str, Any]) -> Table:
-    """A column for each of the best candidates, the chosen one first. Terms that are zero for all
-    are left out; a replica that was filtered out shows the filter and no terms."""
+    """A column for each of the best candidates, the chosen one first. Terms that come to nothing
+    for all are left out; a replica that was filtered out shows the filter and no terms."""
     candidates = answer["candidates"][:MAX_COLUMNS]
     drawn = Table("ms", box=SIMPLE_HEAD)
     for of in candidates:
         drawn.add_column(of["replica"], justify="right")
     for name, words in TERMS.items():
-        if name in ALWAYS or any(of[name] for of in candidates):
+        if name in ALWAYS or any(abs(of[name]) >= SMALLEST_MS for of in candidates):
             drawn.add_row(
                 words, *("" if of["filtered"] else f"{of[name]:.1f}" for of in candidates)
             )

@@ -31,8 +31,8 @@ def drawn(*candidates: dict[str, Any]) -> str:
     return console.file.getvalue()
 
 
-def test_terms_that_are_zero_everywhere_are_left_out() -> None:
-    text = drawn(candidate("r1", score=12.34, harm_ms=3.0), candidate("r0"))
+def test_terms_that_come_to_nothing_everywhere_are_left_out() -> None:
+    text = drawn(candidate("r1", score=12.34, harm_ms=3.0), candidate("r0", lateness_ms=0.04))
     assert "12.3" in text
     assert "harm to others" in text
     assert "lateness" not in text
