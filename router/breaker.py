@@ -6,6 +6,7 @@ who calls `failure` has already made that distinction.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 FAILURES_TO_OPEN = 3
@@ -37,14 +38,16 @@ class Breaker:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now_s < self._open_until_s else BreakerState.HALF_OPEN
 
+    @property
+    def admits_from_s(self) -> float:
+        """From when on one more request may go there: -inf while the breaker is closed."""
+        if self._open_until_s is None:
+            return -math.inf
+        return max(self._open_until_s, self._trial_until_s or -math.inf)
+
     def admits(self, now_s: float) -> bool:
         """Whether one more request may go there now."""
-        match self.state(now_s):
-            case BreakerState.CLOSED:
-                return True
-            case BreakerState.OPEN:
-                return False
-        return self._trial_until_s is None or now_s >= self._trial_until_s
+        return now_s >= self.admits_from_s
 
     def wait_s(self, now_s: float) -> float:
         """How long until a request may be let through again."""

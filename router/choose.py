@@ -101,7 +101,7 @@ class RouterBrain:
         field, pick = self._choose(query, now_s)
         if isinstance(pick, NoReplica):
             return pick
-        scored = field.scored[pick.candidate.replica]
+        scored = field.scored(pick.candidate.replica)
         self._dispatch_seq += 1
         decision = self._decision(
             query, field, pick, f"{self.rng.getrandbits(64):016x}", self._dispatch_seq, now_s
@@ -159,7 +159,7 @@ class RouterBrain:
 
     def _choose(self, query: RouteQuery, now_s: float) -> tuple[Field, Pick | NoReplica]:
         field = self._scorer.survey(query, self._output_tokens, now_s)
-        if not field.scored:
+        if not len(field):
             return field, self._nobody(query, field, now_s)
         late = _too_late(query, field)
         if late is not None:
@@ -168,8 +168,8 @@ class RouterBrain:
 
     def _nobody(self, query: RouteQuery, field: Field, now_s: float) -> NoReplica:
         """Why nobody can take it, and when asking again may help."""
-        kept = field.filtered[:CANDIDATES_KEPT]
-        reasons = {terms.filtered for terms in field.filtered} - {"not_pinned"}
+        kept = field.filtered(CANDIDATES_KEPT)
+        reasons = field.reasons() - {"not_pinned"}
         if query.pin is not None and not reasons:
             return NoReplica("the replica asked for is not there", RETRY_S, kept)
         if reasons == {"too_long"}:
@@ -191,7 +191,7 @@ class RouterBrain:
         dispatch_seq: int,
         now_s: float,
     ) -> RouteDecision:
-        scored = field.scored[pick.candidate.replica]
+        scored = field.scored(pick.candidate.replica)
         return RouteDecision(
             decision_id=decision_id,
             request_id=query.request_id,
@@ -202,7 +202,7 @@ class RouterBrain:
             attempt=query.attempt,
             prompt_tokens=query.prompt_tokens,
             predicted_cached_tokens=scored.cached_tokens,
-            predicted_ttft_ms=scored.price.ttft_ms,
+            predicted_ttft_ms=scored.ttft_ms,
             reason="pinned" if query.pin is not None else pick.reason,
             candidates=_shown(field, pick),
             decided_us=1e6 * (self._clock() - now_s),
@@ -223,7 +223,7 @@ class RouterBrain:
                 prefill_tokens=new_tokens,
                 prefill_ms=member.prefill.predict_ms(cached, new_tokens),
                 context_tokens=query.prompt_tokens,
-                blocks=scored.price.new_blocks,
+                blocks=scored.new_blocks,
                 prefill_until_s=now_s + self._config.first_token_timeout_s + EXPIRY_GRACE_S,
                 expires_s=expires_s,
             )
@@ -233,15 +233,16 @@ class RouterBrain:
         self.optimistic.remember(
             decision.replica, decision.decision_id, query.chain, scored.digest_blocks, now_s + ttl_s
         )
-        prediction = Prediction(cached, scored.price.ttft_ms)
+        prediction = Prediction(cached, scored.ttft_ms)
         self._open[decision.decision_id] = _Open(
             decision, query, member.boot, prediction, expires_s
         )
 
     def _optimistic_ttl_s(self, scored: Scored) -> float:
-        if not scored.digest_known or scored.member.trust.nothing_matches:
+        known = self.fleet.index.known(scored.member.replica)
+        if not known or scored.member.trust.nothing_matches:
             return APPROXIMATE_TTL_S
-        return OPTIMISTIC_TTL_S + 1e-3 * min(scored.price.ttft_ms, 1e3 * APPROXIMATE_TTL_S)
+        return OPTIMISTIC_TTL_S + 1e-3 * min(scored.ttft_ms, 1e3 * APPROXIMATE_TTL_S)
 
     def _learn(self, entry: _Open, outcome: Outcome) -> None:
         replica, boot = entry.decision.replica, entry.boot
@@ -273,11 +274,10 @@ class RouterBrain:
 def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:
     """Refuse early what even the soonest replica can't start in time. Only a queue that others may
     leave makes a refusal useful: where none stands, the estimate alone refuses nobody."""
-    queues = [scored.candidate.queued_prefill_tokens for scored in field.scored.values()]
-    if query.ttft_deadline_ms is None or min(queues) <= 0:
+    if query.ttft_deadline_ms is None:
         return None
-    soonest_ms = min(scored.price.ttft_ms for scored in field.scored.values())
-    if soonest_ms <= query.ttft_deadline_ms:
+    soonest_ms = field.soonest_ms()
+    if soonest_ms <= query.ttft_deadline_ms or field.least_queued_tokens() <= 0:
         return None
     retry_s = min(MAX_RETRY_S, max(1.0, 1e-3 * (soonest_ms - query.ttft_deadline_ms)))
     kept = tuple(candidate.terms for candidate in field.candidates()[:CANDIDATES_KEPT])
@@ -286,11 +286,15 @@ def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:
 
 def _shown(field: Field, pick: Pick) -> tuple[CandidateTerms, ...]:
     """The chosen one first, then the best of the others, then who was filtered out."""
-    others = sorted(
-        (c.terms for c in field.candidates() if c.replica != pick.candidate.replica),
-        key=lambda terms: -terms.score,
-    )
-    return (pick.candidate.terms, *others, *field.filtered)[:CANDIDATES_KEPT]
+    candidates = field.candidates()
+    others = [
+        field.terms(place)
+        for place in candidates.top(CANDIDATES_KEPT)
+        if candidates.replicas[place] != pick.candidate.replica
+    ]
+    room = CANDIDATES_KEPT - 1 - len(others)
+    filtered = field.filtered(room) if room > 0 else ()
+    return (pick.candidate.terms, *others, *filtered)[:CANDIDATES_KEPT]
 
 
 def _report(decision: RouteDecision, outcome: Outcome) -> RouteOutcome:

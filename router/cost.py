@@ -1,18 +1,29 @@
-"""What one request would cost on one replica, in milliseconds: the terms of the choice.
+"""What one request would cost on each replica, in milliseconds: the terms of the choice.
 
-Pure arithmetic over the replica's published time models, its load, and what this router has booked
-there beyond it. The lowest cost wins; what is shown are these very terms.
+Pure arithmetic over the replicas' published time models, their load, and what this router has
+booked there beyond it, for all replicas of a pool at once. The lowest cost wins; what is shown are
+these very terms. Native where a compiler is there, else the NumPy twin, which is also the text to
+read: a test holds both to the same results.
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import math
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Protocol
 
-from events.decision import CandidateTerms
-from events.load import DecodeFit, PrefillFit
-from router.member import Member, ReplicaState
-from router.reserve import Booked
+import numpy as np
+
+from configs.native import CompileError, NativeSource, load_object
+from router.member import SUSPECT_LOAD_AGE_S
+
+log = logging.getLogger(__name__)
+
+KERNELS = NativeSource("cost", Path(__file__).parent, ("cost.cpp",), flags=("-ffp-contract=off",))
 
 STEP_TOKENS = 512
 """Prompt tokens that one mixed step takes: how often a prefill meets the running decodes."""
@@ -26,211 +37,271 @@ MAX_OCCUPANCY_WEIGHT = 4.0
 """Who comes next waits for this prefill too: of two ways to the same TTFT the cheaper one wins, so
 siblings of a cold prefix wait for it rather than compute it everywhere."""
 
-REUSE_GUESS = 0.5
-REUSE_GUESS_TOKENS = 10_000
-"""Before a replica has seen so many prompt tokens, its own hit ratio says little."""
-
 LATENESS_WEIGHT = 4.0
 SUSPECT_MS = 250.0
 MAX_BACKLOG_AGEING_MS = 500.0
 FRESH_DIGEST_S = 5.0
 DIGEST_HALF_LIFE_S = 15.0
+MIN_MATCH_TOKENS = 32
+"""A shorter match is not worth following, and may be a digest's false positive."""
+
+_WEIGHTS = np.array(
+    [
+        STEP_TOKENS, OWN_DECODE_WEIGHT, HARM_WEIGHT, OCCUPANCY_WEIGHT, CROWD_WEIGHT,
+        MAX_OCCUPANCY_WEIGHT, LATENESS_WEIGHT, SUSPECT_MS, MAX_BACKLOG_AGEING_MS, FRESH_DIGEST_S,
+        DIGEST_HALF_LIFE_S,
+    ],
+    np.float64,
+)  # fmt: skip
+
+ROW = (
+    "context_limit", "total_blocks", "barred", "admits_from_s", "load_at_s", "digest_at_s",
+    "unknown", "trust", "a", "b", "c", "base", "per_row", "per_context", "max_running", "failures",
+    "unreported", "requests", "rows", "context_tokens", "backlog_ms", "unseen_prefill_ms",
+    "queued_tokens", "free_blocks", "cached_blocks", "reused",
+)  # fmt: skip
+"""What a row of the table says of one replica; router/board.py fills it."""
+
+TERMS = (
+    "score", "saved_prefill_ms", "queue_ms", "prefill_ms", "decode_share_ms", "harm_ms",
+    "eviction_ms", "overload_ms", "lateness_ms", "ttft_ms", "overlap_blocks", "cached_tokens",
+    "new_blocks",
+)  # fmt: skip
+"""What a row of the answer says of one candidate."""
+
+FIT, NOT_ASKED, TOO_LONG, BARRED, BREAKER, UNHEARD = range(6)
+"""Why a replica is no candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the request asks of any replica; deadlines in ms from now."""
+    """What the request asks of any replica; the deadline in ms from now."""
 
     prompt_tokens: int
     output_tokens: float
     block_tokens: int
     ttft_deadline_ms: float | None
 
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """One replica's load with this router's own unseen dispatches counted in."""
-
-    requests: int
-    rows: int
-    context_tokens: int
-    queue_ms: float
-    queued_prefill_tokens: int
-    free_blocks: int
-    cached_blocks: int
-    used_blocks: int
-    total_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What is equal for all candidates of one choice. `idle_ms`: the request's cost on the fastest
-    replica, were it idle and empty. `crowd_ms`: the shortest queue."""
-
-    idle_ms: float
-    crowd_ms: float
-    now_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """The terms, and what the ledger and the decision need of the way to them."""
-
-    terms: CandidateTerms
-    ttft_ms: float
-    new_blocks: int
-
-
-def standing(member: Member, booked: Booked, now_s: float) -> Standing:
-    """Published load plus what no report has seen yet; a backlog shrinks while nobody reports."""
-    load, hello = member.load, member.hello
-    if load is None:
-        return Standing(
-            requests=booked.requests,
-            rows=booked.requests - booked.prefilling,
-            context_tokens=booked.unseen_context_tokens,
-            queue_ms=booked.unseen_prefill_ms,
-            queued_prefill_tokens=booked.unseen_prefill_tokens,
-            free_blocks=hello.total_blocks - booked.unseen_blocks,
-            cached_blocks=0,
-            used_blocks=booked.unseen_blocks,
-            total_blocks=hello.total_blocks,
+    def numbers(self, now_s: float) -> tuple[float, ...]:
+        """As the kernel reads them."""
+        deadline_ms = math.inf if self.ttft_deadline_ms is None else self.ttft_deadline_ms
+        return (
+            now_s,
+            self.prompt_tokens,
+            self.output_tokens,
+            self.block_tokens,
+            deadline_ms,
+            SUSPECT_LOAD_AGE_S,
+            MIN_MATCH_TOKENS,
         )
-    return Standing(
-        requests=load.waiting + load.running + booked.unseen_requests,
-        rows=load.running + booked.unseen_requests - booked.unseen_prefilling,
-        context_tokens=load.running_context_tokens + booked.unseen_context_tokens,
-        queue_ms=_backlog_ms(member, now_s) + booked.unseen_prefill_ms,
-        queued_prefill_tokens=load.queued_prefill_tokens + booked.unseen_prefill_tokens,
-        free_blocks=load.free_blocks - booked.unseen_blocks,
-        cached_blocks=load.cached_blocks,
-        used_blocks=load.total_blocks
-        - load.free_blocks
-        - load.cached_blocks
-        + booked.unseen_blocks,
-        total_blocks=load.total_blocks,
-    )
 
 
-def _backlog_ms(member: Member, now_s: float) -> float:
-    load = member.load
-    if load is None or load.queued_prefill_tokens <= 0:
-        return 0.0
-    prompts = max(1, load.waiting)
-    published = prompts * member.prefill.predict_ms(0, load.queued_prefill_tokens / prompts)
-    age_ms = min(1e3 * (now_s - member.load_at_s), MAX_BACKLOG_AGEING_MS)
-    return max(0.0, published - age_ms)
+class Pricer(Protocol):
+    """Filters and prices a whole pool."""
+
+    def price(
+        self,
+        table: np.ndarray,
+        demand: Demand,
+        asked: np.ndarray,
+        depths: np.ndarray,
+        now_s: float,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(state of each replica, terms of each candidate): uint8 (n,), float64 (fit, terms).
+
+        `table` is float64 (n, len(ROW)), `asked` uint8 (n,), `depths` int32 (n,): the leading
+        blocks that each is believed to hold."""
 
 
-def credit(member: Member, now_s: float) -> float:
-    """How much of a match counts, in [0, 1]: trust, and the age of the digest."""
-    if member.unknown_since_s is not None:
-        return member.trust.value
-    stale_s = max(0.0, now_s - member.digest_at_s - FRESH_DIGEST_S)
-    return member.trust.value * math.exp2(-stale_s / DIGEST_HALF_LIFE_S)
+class NativePricer:
+    """Compiled from cost.cpp."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def price(
+        self,
+        table: np.ndarray,
+        demand: Demand,
+        asked: np.ndarray,
+        depths: np.ndarray,
+        now_s: float,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        replicas = len(table)
+        state, terms = np.empty(replicas, np.uint8), np.empty((replicas, len(TERMS)))
+        fit = self._library.wr_price(
+            table.ctypes.data,
+            replicas,
+            _Ask(*demand.numbers(now_s)),
+            _WEIGHTS.ctypes.data,
+            asked.ctypes.data,
+            depths.ctypes.data,
+            state.ctypes.data,
+            terms.ctypes.data,
+        )
+        return state, terms[:fit]
 
 
-def price(
-    demand: Demand,
-    overlap_blocks: int,
-    cached_tokens: int,
-    member: Member,
-    at: Standing,
-    around: Surroundings,
-) -> Price:
-    """The cost of the request on this replica, and its score: larger is better."""
-    now_s = around.now_s
-    cold_ms, warm_ms = _prefill_ms(demand.prompt_tokens, cached_tokens, member.prefill)
-    saved_ms = credit(member, now_s) * (cold_ms - warm_ms)
+class NumpyPricer:
+    """The same without a compiler."""
+
+    def price(
+        self,
+        table: np.ndarray,
+        demand: Demand,
+        asked: np.ndarray,
+        depths: np.ndarray,
+        now_s: float,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        state = _states(table, demand, asked, now_s)
+        fit = np.flatnonzero(state == FIT)
+        if not fit.size:
+            return state, np.empty((0, len(TERMS)))
+        return state, _terms(_Rows(table[fit]), demand, depths[fit].astype(np.float64), now_s)
+
+
+class _Rows:
+    """Columns of the table by their names."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        for name, column in zip(ROW, table.T, strict=True):
+            setattr(self, name, column)
+
+    def prefill_ms(self, cached: np.ndarray | float, new: np.ndarray | float) -> np.ndarray:
+        """As PrefillFit.predict_ms."""
+        work = cached * new + new * (new + 1) / 2
+        return np.maximum(0.0, self.a + self.b * new + self.c * work)
+
+    def decode_ms(self, rows: np.ndarray | float, context: np.ndarray | float) -> np.ndarray:
+        """As DecodeFit.predict_ms."""
+        return np.maximum(0.0, self.base + self.per_row * rows + self.per_context * context)
+
+    def queue_ms(self, now_s: float) -> np.ndarray:
+        """A published backlog shrinks while nobody reports."""
+        age_ms = np.minimum(MAX_BACKLOG_AGEING_MS, 1e3 * (now_s - self.load_at_s))
+        return np.maximum(0.0, self.backlog_ms - age_ms) + self.unseen_prefill_ms
+
+    def credit(self, now_s: float) -> np.ndarray:
+        """How much of a match counts, in [0, 1]: trust, and the age of the digest."""
+        stale_s = np.maximum(0.0, now_s - self.digest_at_s - FRESH_DIGEST_S)
+        faded = self.trust * np.exp2(-stale_s / DIGEST_HALF_LIFE_S)
+        return np.where(self.unknown != 0, self.trust, faded)
+
+
+def _states(table: np.ndarray, demand: Demand, asked: np.ndarray, now_s: float) -> np.ndarray:
+    """Who may take it. While some are heard, who is not may well hang; where nobody is, it is the
+    bus that is silent."""
+    at = _Rows(table)
+    needed = math.ceil((demand.prompt_tokens + 1) / demand.block_tokens)
+    too_long = (demand.prompt_tokens >= at.context_limit) | (needed > at.total_blocks)
+    state = np.select(
+        [asked == 0, too_long, at.barred != 0, now_s < at.admits_from_s],
+        [NOT_ASKED, TOO_LONG, BARRED, BREAKER],
+        FIT,
+    ).astype(np.uint8)
+    unheard = (state == FIT) & (now_s - at.load_at_s > SUSPECT_LOAD_AGE_S)
+    if unheard.sum() < (state == FIT).sum():
+        state[unheard] = UNHEARD
+    return state
+
+
+def _terms(at: _Rows, demand: Demand, overlap: np.ndarray, now_s: float) -> np.ndarray:
+    prompt, block = demand.prompt_tokens, demand.block_tokens
+    cached = np.minimum(prompt - 1.0, overlap * block)
+    overlap = np.where(cached < MIN_MATCH_TOKENS, 0.0, overlap)
+    cached = np.where(cached < MIN_MATCH_TOKENS, 0.0, cached)
+    queue_ms, cold_ms = at.queue_ms(now_s), at.prefill_ms(0, prompt)
+    warm_ms = np.minimum(cold_ms, at.prefill_ms(cached, prompt - cached))
+    saved_ms = at.credit(now_s) * (cold_ms - warm_ms)
     prefill_ms = cold_ms - saved_ms
-    mixing_ms = _mixing_ms(demand.prompt_tokens - cached_tokens, at, member.decode)
-    ttft_ms = at.queue_ms + prefill_ms + mixing_ms
-    needed = _blocks(demand) - cached_tokens // demand.block_tokens
-    decode_share_ms = mixing_ms + _own_decode_ms(demand, at, member.decode)
-    occupancy = _occupancy(around.crowd_ms, cold_ms)
-    harm_ms = prefill_ms * (occupancy + HARM_WEIGHT * max(0, at.rows))
-    eviction_ms = _eviction_ms(needed, demand.block_tokens, member, at)
-    overload_ms = _overload_ms(demand, needed, member, at, now_s)
-    lateness_ms = _lateness_ms(ttft_ms, demand.ttft_deadline_ms)
-    cost_ms = at.queue_ms + prefill_ms + decode_share_ms + harm_ms
-    cost_ms += eviction_ms + overload_ms + lateness_ms
-    terms = CandidateTerms(
-        replica=member.replica,
-        score=around.idle_ms - cost_ms,
-        saved_prefill_ms=saved_ms,
-        queue_ms=at.queue_ms,
-        prefill_ms=prefill_ms,
-        transfer_ms=0.0,
-        decode_share_ms=decode_share_ms,
-        harm_ms=harm_ms,
-        eviction_ms=eviction_ms,
-        overload_ms=overload_ms,
-        lateness_ms=lateness_ms,
-        overlap_blocks=overlap_blocks,
-        trust=member.trust.value,
-        digest_age_ms=1e3 * (now_s - member.digest_at_s),
-        load_age_ms=1e3 * (now_s - member.load_at_s),
-    )
-    return Price(terms, ttft_ms, needed)
+    mixing_ms = _mixing_ms(at, prompt - cached)
+    ttft_ms = queue_ms + prefill_ms + mixing_ms
+    blocks = math.ceil((prompt + demand.output_tokens) / block)
+    needed = blocks - np.floor(cached / block)
+    decode_share_ms = mixing_ms + _own_decode_ms(at, demand)
+    occupancy = _occupancy(queue_ms.min(), cold_ms)
+    harm_ms = prefill_ms * (occupancy + HARM_WEIGHT * np.maximum(0.0, at.rows))
+    eviction_ms = _eviction_ms(at, needed, block)
+    overload_ms = _overload_ms(at, demand, needed, now_s)
+    deadline_ms = math.inf if demand.ttft_deadline_ms is None else demand.ttft_deadline_ms
+    lateness_ms = LATENESS_WEIGHT * np.maximum(0.0, ttft_ms - deadline_ms)
+    cost_ms = queue_ms + prefill_ms + decode_share_ms + harm_ms
+    cost_ms = cost_ms + (eviction_ms + overload_ms + lateness_ms)
+    score = cold_ms.min() - cost_ms
+    return np.stack(
+        [
+            score, saved_ms, queue_ms, prefill_ms, decode_share_ms, harm_ms, eviction_ms,
+            overload_ms, lateness_ms, ttft_ms, overlap, cached, needed,
+        ],
+        axis=1,
+    )  # fmt: skip
 
 
-def _occupancy(crowd_ms: float, cold_ms: float) -> float:
+def _occupancy(crowd_ms: float, cold_ms: np.ndarray) -> np.ndarray:
     """What a ms of the engine is worth to those who come next: more, when even the shortest queue
     is long."""
-    crowding = CROWD_WEIGHT * crowd_ms / cold_ms if cold_ms > 0 else 0.0
-    return min(MAX_OCCUPANCY_WEIGHT, OCCUPANCY_WEIGHT + crowding)
+    asked = np.where(cold_ms > 0, cold_ms, math.inf)
+    return np.minimum(MAX_OCCUPANCY_WEIGHT, OCCUPANCY_WEIGHT + CROWD_WEIGHT * crowd_ms / asked)
 
 
-def _prefill_ms(prompt_tokens: int, cached_tokens: int, fit: PrefillFit) -> tuple[float, float]:
-    cold = fit.predict_ms(0, prompt_tokens)
-    return cold, min(cold, fit.predict_ms(cached_tokens, prompt_tokens - cached_tokens))
-
-
-def _mixing_ms(new_tokens: int, at: Standing, fit: DecodeFit) -> float:
+def _mixing_ms(at: _Rows, new_tokens: np.ndarray) -> np.ndarray:
     """The running decodes share every step of the prefills ahead and of our own."""
-    if at.rows <= 0:
-        return 0.0
-    steps = math.ceil((at.queued_prefill_tokens + new_tokens) / STEP_TOKENS)
-    return steps * max(0.0, fit.per_row * at.rows + fit.per_context * at.context_tokens)
+    steps = np.ceil((at.queued_tokens + new_tokens) / STEP_TOKENS)
+    step_ms = np.maximum(0.0, at.per_row * at.rows + at.per_context * at.context_tokens)
+    return np.where(at.rows > 0, steps * step_ms, 0.0)
 
 
-def _own_decode_ms(demand: Demand, at: Standing, fit: DecodeFit) -> float:
-    alone = fit.predict_ms(1, demand.prompt_tokens)
-    shared = fit.predict_ms(at.requests + 1, at.context_tokens + demand.prompt_tokens)
-    return OWN_DECODE_WEIGHT * demand.output_tokens * max(0.0, shared - alone)
+def _own_decode_ms(at: _Rows, demand: Demand) -> np.ndarray:
+    alone = at.decode_ms(1, demand.prompt_tokens)
+    shared = at.decode_ms(at.requests + 1, at.context_tokens + demand.prompt_tokens)
+    return OWN_DECODE_WEIGHT * demand.output_tokens * np.maximum(0.0, shared - alone)
 
 
-def _blocks(demand: Demand) -> int:
-    return math.ceil((demand.prompt_tokens + demand.output_tokens) / demand.block_tokens)
-
-
-def _eviction_ms(needed: int, block_tokens: int, member: Member, at: Standing) -> float:
+def _eviction_ms(at: _Rows, needed: np.ndarray, block_tokens: int) -> np.ndarray:
     """Cached blocks that must go, by what it takes to compute them again and how likely that is:
     where much of all prompts is found cached, what is cached is needed. The fuller a replica, the
     sooner it must evict, so room that is left elsewhere is used first."""
-    load = member.load
-    if load is None or needed <= 0:
-        return 0.0
-    free = max(0, at.free_blocks)
-    fullness = 1.0 - min(1.0, free / max(1, at.total_blocks))
-    evicted = min(max(needed - free, needed * fullness**2), at.cached_blocks)
-    cached = load.cached_tokens_total + REUSE_GUESS * REUSE_GUESS_TOKENS
-    reused = min(1.0, cached / (load.prompt_tokens_total + REUSE_GUESS_TOKENS))
-    return reused * member.prefill.b * evicted * block_tokens
+    free = np.maximum(0.0, at.free_blocks)
+    full = 1.0 - np.minimum(1.0, free / np.maximum(1.0, at.total_blocks))
+    evicted = np.minimum(at.cached_blocks, np.maximum(needed - free, needed * (full * full)))
+    told = (at.unreported == 0) & (needed > 0)
+    return np.where(told, at.reused * at.b * evicted * block_tokens, 0.0)
 
 
-def _overload_ms(demand: Demand, needed: int, member: Member, at: Standing, now_s: float) -> float:
+def _overload_ms(at: _Rows, demand: Demand, needed: np.ndarray, now_s: float) -> np.ndarray:
     """Waiting for a running slot, computing again what lack of KV preempts, and suspicion."""
-    slots = max(1, member.hello.max_running)
-    ahead = max(0, at.requests + 1 - slots)
-    step_ms = member.decode.predict_ms(min(slots, at.requests), at.context_tokens)
+    slots = np.maximum(1.0, at.max_running)
+    ahead = np.maximum(0.0, at.requests + 1 - slots)
+    step_ms = at.decode_ms(np.minimum(slots, at.requests), at.context_tokens)
     slot_ms = ahead / slots * demand.output_tokens * step_ms
-    short = max(0, needed - max(0, at.free_blocks) - at.cached_blocks)
-    short_ms = 2.0 * member.prefill.b * short * demand.block_tokens
-    suspect = member.state(now_s) is ReplicaState.SUSPECT
-    suspect_ms = SUSPECT_MS * max(1, member.breaker.failures) if suspect else 0.0
-    return slot_ms + short_ms + suspect_ms
+    short = np.maximum(0.0, needed - np.maximum(0.0, at.free_blocks) - at.cached_blocks)
+    short_ms = 2.0 * at.b * short * demand.block_tokens
+    suspect = (at.unreported != 0) | (at.failures != 0)
+    suspect |= now_s - at.load_at_s > SUSPECT_LOAD_AGE_S
+    return slot_ms + short_ms + np.where(suspect, SUSPECT_MS * np.maximum(1.0, at.failures), 0.0)
 
 
-def _lateness_ms(ttft_ms: float, deadline_ms: float | None) -> float:
-    return 0.0 if deadline_ms is None else LATENESS_WEIGHT * max(0.0, ttft_ms - deadline_ms)
+class _Ask(ctypes.Structure):
+    _fields_ = [(f"number_{index}", ctypes.c_double) for index in range(7)]
+
+
+@cache
+def pricer() -> Pricer:
+    """The fastest there is here; compiles it at the first call on a machine."""
+    try:
+        return NativePricer(declared(load_object(KERNELS)))
+    except CompileError as error:
+        log.warning("no native cost, NumPy prices replicas: %s", error)
+        return NumpyPricer()
+
+
+def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """With argument types, so that a wrong call fails in Python."""
+    pointer, long = ctypes.c_void_p, ctypes.c_long
+    library.wr_price.argtypes = [pointer, long, ctypes.POINTER(_Ask), *[pointer] * 5]
+    library.wr_price.restype = long
+    return library
+
+
+if __name__ == "__main__":
+    pricer()

@@ -32,6 +32,9 @@ SILENCE = "silent"
 FenceListener = Callable[[str], None]
 """Called with the replica's id when its current life is over."""
 
+ChangeListener = Callable[[str], None]
+"""Called with the replica's id when something about it may have changed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
@@ -45,10 +48,13 @@ class Pool:
 
 
 class Fleet:
-    """Implements events.feed.FeedListener. Everything runs on the event loop."""
+    """Implements events.feed.FeedListener. Everything runs on the event loop.
+
+    `roster_version` changes whenever a pool gets another member, or loses one."""
 
     def __init__(self, expected: Expected, clock: Clock, index: DigestIndex | None = None) -> None:
         self.alarms = Alarms(clock)
+        self.roster_version = 0
         self.index = index or DigestIndex()
         self._expected = expected
         self._clock = clock
@@ -56,6 +62,7 @@ class Fleet:
         self._link_boots: dict[str, int] = {}
         self._priors: dict[str, PoolPrior] = {}
         self._listeners: list[FenceListener] = []
+        self._watchers: list[ChangeListener] = []
         self._next_check_s = 0.0
 
     # What the feed tells
@@ -165,6 +172,7 @@ class Fleet:
         member = self._members.get(replica)
         if member is None:
             return
+        self._touch(replica)
         member.link_boot = boot if up else None
         if not up and member.silent:
             self._drop(member)
@@ -219,6 +227,10 @@ class Fleet:
     def on_fence(self, listener: FenceListener) -> None:
         """Register for the end of lives."""
         self._listeners.append(listener)
+
+    def on_change(self, listener: ChangeListener) -> None:
+        """Register for changes of single replicas; those of the roster are told by its version."""
+        self._watchers.append(listener)
 
     # What others ask
 
@@ -276,7 +288,14 @@ class Fleet:
 
     def _current(self, replica: str, boot: int) -> Member | None:
         member = self._members.get(replica)
-        return member if member is not None and member.boot == boot else None
+        if member is None or member.boot != boot:
+            return None
+        self._touch(replica)
+        return member
+
+    def _touch(self, replica: str) -> None:
+        for watcher in self._watchers:
+            watcher(replica)
 
     def _begin_life(self, replica: str, boot: int, hello: ReplicaHello) -> None:
         if replica in self._members:
@@ -284,12 +303,15 @@ class Fleet:
         member = Member(replica, boot, hello, pool_name(hello), self._clock())
         member.link_boot = self._link_boots.get(replica)
         self._members[replica] = member
+        self.roster_version += 1
         self._admit(member, hello)
 
     def _admit(self, member: Member, hello: ReplicaHello) -> None:
         """Take in what the hello says; refuse the replica when it doesn't fit."""
+        self._touch(member.replica)
         pool = pool_name(hello)
         if pool != member.pool:
+            self.roster_version += 1
             self._forget_digest(member)
             self.index.remove(member.replica)
         member.hello, member.pool = hello, pool
@@ -305,6 +327,7 @@ class Fleet:
     def _drop(self, member: Member) -> None:
         self._end_life(member.replica)
         del self._members[member.replica]
+        self.roster_version += 1
         if all(other.pool != member.pool for other in self._members.values()):
             self._priors.pop(member.pool, None)
 

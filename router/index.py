@@ -5,6 +5,9 @@ Owns one `Plane` for each (pool, digest shape), and the bound on their memory to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
 from events.load import DigestShape
@@ -13,14 +16,26 @@ from router.plane import Plane
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """Where the columns of some replicas go in an answer of `size` numbers: for each plane, the
+    columns and the places. Good as long as the index is at `version`."""
+
+    version: int
+    size: int
+    planes: tuple[tuple[Plane, np.ndarray, np.ndarray], ...]
+
+
 class DigestIndex:
     """Columns by replica id. A replica without a column, or with an unknown one, counts as empty.
 
-    `unplaced_total` counts replicas that found no room within `max_bytes`.
+    `unplaced_total` counts replicas that found no room within `max_bytes`; `version` changes with
+    each column that comes or goes.
     """
 
     def __init__(self, max_bytes: int = MAX_INDEX_BYTES) -> None:
         self.unplaced_total = 0
+        self.version = 0
         self._max_bytes = max_bytes
         self._planes: dict[tuple[str, DigestShape], Plane] = {}
         self._homes: dict[str, tuple[str, DigestShape]] = {}
@@ -52,6 +67,7 @@ class DigestIndex:
         self._planes[home] = plane
         self._homes[replica] = home
         plane.add(replica)
+        self.version += 1
         return True
 
     def remove(self, replica: str) -> None:
@@ -59,6 +75,7 @@ class DigestIndex:
         home = self._homes.pop(replica, None)
         if home is None:
             return
+        self.version += 1
         plane = self._planes[home]
         plane.remove(replica)
         if not len(plane):
@@ -92,6 +109,27 @@ class DigestIndex:
         for (owner_pool, _), plane in self._planes.items():
             if owner_pool == pool:
                 depths.update(plane.depths(halves))
+        return depths
+
+    def replicas(self, pool: str) -> set[str]:
+        """Who has a column in that pool."""
+        return {replica for replica, home in self._homes.items() if home[0] == pool}
+
+    def seats(self, pool: str, places: Mapping[str, int]) -> Seats:
+        """For `depths_of`: the answer has the depth of each replica at its place, 0 without a
+        digest. All columns of the pool must have a place."""
+        planes = []
+        for (owner_pool, _), plane in self._planes.items():
+            if owner_pool == pool:
+                columns, owners = plane.columns()
+                planes.append((plane, columns, np.array([places[o] for o in owners], np.int64)))
+        return Seats(self.version, len(places), tuple(planes))
+
+    def depths_of(self, seats: Seats, halves: np.ndarray) -> np.ndarray:
+        """Leading blocks of the chain by place: int32 (seats.size,)."""
+        depths = np.zeros(seats.size, np.int32)
+        for plane, columns, places in seats.planes:
+            depths[places] = plane.column_depths(halves)[columns]
         return depths
 
     def _plane(self, replica: str) -> Plane:

@@ -28,6 +28,10 @@ class OptimisticEntries:
     def __len__(self) -> int:
         return self._keys
 
+    def replicas(self) -> list[str]:
+        """Who is promised anything."""
+        return list(self._entries)
+
     def remember(
         self, replica: str, decision_id: str, chain: KeyChain, known_blocks: int, until_s: float
     ) -> None:

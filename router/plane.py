@@ -102,9 +102,18 @@ class Plane:
         word, bit = self._at(replica)
         return float(np.count_nonzero(self._rows[:, word] & bit)) / self.shape.bits
 
+    def columns(self) -> tuple[np.ndarray, list[str]]:
+        """Numbers of the columns in use, and their owners."""
+        return np.array(list(self._columns.values()), np.int64), list(self._columns)
+
+    def column_depths(self, halves: np.ndarray) -> np.ndarray:
+        """Leading blocks held by column: int32; 0 where it is unknown. `halves` is uint64
+        (blocks, 2)."""
+        return self._kernels.depths(self._rows, self.shape, halves, self._known)
+
     def depths(self, halves: np.ndarray) -> dict[str, int]:
-        """Leading blocks held, for each known replica; `halves` is uint64 (blocks, 2)."""
-        found = self._kernels.depths(self._rows, self.shape, halves, self._known).tolist()
+        """The same for each known replica by name."""
+        found = self.column_depths(halves).tolist()
         return {
             replica: found[column]
             for replica, column in self._columns.items()

@@ -53,10 +53,12 @@ class _Account:
 
 
 class Ledger:
-    """All reservations of one router."""
+    """All reservations of one router. `changed`: replicas whose sums have changed since the reader
+    last emptied it."""
 
     def __init__(self, limit: int = MAX_RESERVATIONS) -> None:
         self.expired_total = 0
+        self.changed: set[str] = set()
         self._limit = limit
         self._open: OrderedDict[str, Reservation] = OrderedDict()
         self._prefilling: OrderedDict[str, Reservation] = OrderedDict()
@@ -76,6 +78,7 @@ class Ledger:
             self.expired_total += 1
             self.release(next(iter(self._open)))
         account = self._accounts.setdefault(reservation.replica, _Account())
+        self.changed.add(reservation.replica)
         reservation.unseen = reservation.dispatch_seq > account.seen_seq
         if reservation.unseen:
             account.unseen[reservation.dispatch_seq] = reservation
@@ -87,6 +90,7 @@ class Ledger:
         """Its prefill is over; only its decode and its blocks stay booked. Idempotent."""
         reservation = self._prefilling.pop(decision_id, None)
         if reservation is not None:
+            self.changed.add(reservation.replica)
             booked = self._accounts[reservation.replica].booked
             _count(booked, reservation, -1)
             reservation.prefilling = False
@@ -98,6 +102,7 @@ class Ledger:
         if reservation is None:
             return None
         self._prefilling.pop(decision_id, None)
+        self.changed.add(reservation.replica)
         account = self._accounts[reservation.replica]
         _count(account.booked, reservation, -1)
         account.unseen.pop(reservation.dispatch_seq, None)
@@ -111,6 +116,7 @@ class Ledger:
         if account is None or seq <= account.seen_seq:
             return
         account.seen_seq = seq
+        self.changed.add(replica)
         while account.unseen and next(iter(account.unseen)) <= seq:
             _, reservation = account.unseen.popitem(last=False)
             _count(account.booked, reservation, -1)
@@ -122,6 +128,7 @@ class Ledger:
         account = self._accounts.pop(replica, None)
         if account is None:
             return
+        self.changed.add(replica)
         ended = [r.decision_id for r in self._open.values() if r.replica == replica]
         for decision_id in ended:
             del self._open[decision_id]

@@ -1,4 +1,4 @@
-"""From a query to priced candidates: filter, look up what each replica holds, price it.
+"""From a query to priced candidates: look up what each replica holds, filter and price it.
 
 Changes nothing: the same code answers decide and explain.
 """
@@ -6,46 +6,172 @@ Changes nothing: the same code answers decide and explain.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from events.decision import CandidateTerms
-from router.cost import Demand, Price, Standing, Surroundings, price, standing
+from router.board import Board
+from router.cost import FIT, TERMS, TOO_LONG, UNHEARD, Demand, pricer
 from router.fleet import Fleet
 from router.member import Member
 from router.optimistic import OptimisticEntries
-from router.policies.base import Candidate
+from router.policies.base import Candidate, Candidates
 from router.reserve import Ledger
 from router.route import RouteQuery
 
-MIN_MATCH_TOKENS = 32
-"""A shorter match is not worth following, and may be a digest's false positive."""
+Terms = NamedTuple("Terms", [(name, float) for name in TERMS])
+
+_SCORE, _TTFT, _OVERLAP = map(TERMS.index, ("score", "ttft_ms", "overlap_blocks"))
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A candidate and what the reservation needs of it."""
+    """What the reservation needs of a candidate; `new_blocks` is KV beyond what is cached."""
 
-    candidate: Candidate
     member: Member
-    price: Price
+    ttft_ms: float
+    new_blocks: int
     cached_tokens: int
     digest_blocks: int
-    digest_known: bool
 
 
-@dataclass(frozen=True, slots=True)
 class Field:
-    """Everybody of the pool: those that may take the request, and why the others may not."""
+    """Everybody of the pool: those that may take the request, and why the others may not.
 
-    scored: dict[str, Scored]
-    filtered: tuple[CandidateTerms, ...]
+    True of the moment of its survey: use it before anything else changes."""
 
-    def candidates(self) -> list[Candidate]:
+    def __init__(
+        self,
+        board: Board,
+        query: RouteQuery,
+        now_s: float,
+        digest_blocks: np.ndarray,
+        state: np.ndarray,
+        terms: np.ndarray,
+    ) -> None:
+        self._board = board
+        self._query = query
+        self._now_s = now_s
+        self._digest_blocks = digest_blocks
+        self._state = state
+        self._terms = terms
+        self._fit = np.flatnonzero(state == FIT)
+        members = board.members
+        self._candidates = Candidates(
+            [members[row].replica for row in self._fit.tolist()],
+            terms[:, _SCORE],
+            terms[:, _OVERLAP],
+            self._candidate,
+        )
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    def candidates(self) -> Candidates:
         """What a policy sees."""
-        return [scored.candidate for scored in self.scored.values()]
+        return self._candidates
+
+    def scored(self, replica: str) -> Scored:
+        """One of the candidates."""
+        row = self._board.rows[replica]
+        terms = Terms(*self._terms[int(np.searchsorted(self._fit, row))].tolist())
+        return Scored(
+            member=self._board.members[row],
+            ttft_ms=terms.ttft_ms,
+            new_blocks=int(terms.new_blocks),
+            cached_tokens=int(terms.cached_tokens),
+            digest_blocks=int(self._digest_blocks[row]),
+        )
+
+    def soonest_ms(self) -> float:
+        """The shortest TTFT to be had."""
+        return float(self._terms[:, _TTFT].min())
+
+    def least_queued_tokens(self) -> int:
+        """The shortest queue, in prompt tokens to compute."""
+        return min(int(self._board.row(row).queued_tokens) for row in self._fit.tolist())
+
+    def filtered(self, count: int) -> tuple[CandidateTerms, ...]:
+        """At most so many of those that may not: first the unfit by id, then the unheard."""
+        rows = np.flatnonzero((self._state != FIT) & (self._state != UNHEARD)).tolist()
+        rows += np.flatnonzero(self._state == UNHEARD).tolist()
+        return tuple(self._without_terms(row) for row in rows[:count])
+
+    def reasons(self) -> set[str]:
+        """Why those may not."""
+        return {self._why(row) for row in np.flatnonzero(self._state != FIT).tolist()}
+
+    def _candidate(self, place: int) -> Candidate:
+        row = int(self._fit[place])
+        at, terms = self._board.row(row), Terms(*self._terms[place].tolist())
+        return Candidate(
+            replica=self._board.members[row].replica,
+            overlap_blocks=int(terms.overlap_blocks),
+            requests=int(at.requests),
+            queued_prefill_tokens=int(at.queued_tokens),
+            used_blocks=int(at.total_blocks - at.free_blocks - at.cached_blocks),
+            total_blocks=int(at.total_blocks),
+            terms=self.terms(place),
+        )
+
+    def terms(self, place: int) -> CandidateTerms:
+        """What is shown of the candidate at that place."""
+        member = self._board.members[int(self._fit[place])]
+        terms = Terms(*self._terms[place].tolist())
+        return CandidateTerms(
+            replica=member.replica,
+            score=terms.score,
+            saved_prefill_ms=terms.saved_prefill_ms,
+            queue_ms=terms.queue_ms,
+            prefill_ms=terms.prefill_ms,
+            transfer_ms=0.0,
+            decode_share_ms=terms.decode_share_ms,
+            harm_ms=terms.harm_ms,
+            eviction_ms=terms.eviction_ms,
+            overload_ms=terms.overload_ms,
+            lateness_ms=terms.lateness_ms,
+            overlap_blocks=int(terms.overlap_blocks),
+            trust=member.trust.value,
+            digest_age_ms=1e3 * (self._now_s - member.digest_at_s),
+            load_age_ms=1e3 * (self._now_s - member.load_at_s),
+        )
+
+    def _without_terms(self, row: int) -> CandidateTerms:
+        member = self._board.members[row]
+        return CandidateTerms(
+            replica=member.replica,
+            score=0.0,
+            saved_prefill_ms=0.0,
+            queue_ms=0.0,
+            prefill_ms=0.0,
+            transfer_ms=0.0,
+            decode_share_ms=0.0,
+            harm_ms=0.0,
+            eviction_ms=0.0,
+            overload_ms=0.0,
+            lateness_ms=0.0,
+            overlap_blocks=0,
+            trust=member.trust.value,
+            digest_age_ms=1e3 * (self._now_s - member.digest_at_s),
+            load_age_ms=1e3 * (self._now_s - member.load_at_s),
+            filtered=self._why(row),
+        )
+
+    def _why(self, row: int) -> str:
+        member, query = self._board.members[row], self._query
+        if query.pin is not None and member.replica != query.pin:
+            return "not_pinned"
+        if member.replica in query.exclude:
+            return "excluded"
+        if self._state[row] == TOO_LONG:
+            return "too_long"
+        return member.unavailable(self._now_s) or "unheard"
 
 
 class Scorer:
-    """Reads the fleet, the ledger and the optimistic entries."""
+    """Reads the fleet, the ledger and the optimistic entries. Keeps a board for each pool, and
+    writes to it only what has changed."""
 
     def __init__(
         self, fleet: Fleet, ledger: Ledger, optimistic: OptimisticEntries, router_boot: str
@@ -54,6 +180,11 @@ class Scorer:
         self._ledger = ledger
         self._optimistic = optimistic
         self._router_boot = router_boot
+        self._pricer = pricer()
+        self._boards: dict[str, Board] = {}
+        self._roster_version = fleet.roster_version
+        self._changed: set[str] = set()
+        fleet.on_change(self._changed.add)
 
     def survey(self, query: RouteQuery, output_tokens: float, now_s: float) -> Field:
         """Filter and price. `output_tokens` is the length to expect of the answer."""
@@ -63,115 +194,61 @@ class Scorer:
             query.block_tokens,
             query.ttft_deadline_ms,
         )
-        fit: list[Member] = []
-        filtered: list[CandidateTerms] = []
-        for member in self._fleet.members(query.pool):
-            why = self._unfit(query, member, now_s)
-            if why is None:
-                fit.append(member)
-            else:
-                filtered.append(_without_terms(member, why, now_s))
-        fit, unheard = _heard(fit, now_s)
-        filtered += [_without_terms(member, "unheard", now_s) for member in unheard]
-        depths = self._depths(query) if fit else {}
-        standings = [self._standing(member, now_s) for member in fit]
-        around = Surroundings(
-            idle_ms=min((m.prefill.predict_ms(0, query.prompt_tokens) for m in fit), default=0.0),
-            crowd_ms=min((at.queue_ms for at in standings), default=0.0),
-            now_s=now_s,
-        )
-        scored = {
-            member.replica: self._score(query, demand, member, at, depths, around)
-            for member, at in zip(fit, standings, strict=True)
-        }
-        return Field(scored, tuple(filtered))
+        board = self._board(query.pool)
+        digest_blocks = board.depths(self._fleet.index, query.chain.halves())
+        depths = self._promised(query, board, digest_blocks, now_s)
+        state, terms = self._pricer.price(board.table, demand, _asked(query, board), depths, now_s)
+        return Field(board, query, now_s, digest_blocks, state, terms)
 
-    def _unfit(self, query: RouteQuery, member: Member, now_s: float) -> str | None:
-        if query.pin is not None and member.replica != query.pin:
-            return "not_pinned"
-        if member.replica in query.exclude:
-            return "excluded"
-        needed = -(-(query.prompt_tokens + 1) // query.block_tokens)
-        if query.prompt_tokens >= member.hello.context_tokens or needed > member.total_blocks:
-            return "too_long"
-        return member.unavailable(now_s)
-
-    def _depths(self, query: RouteQuery) -> dict[str, int]:
-        depths = self._fleet.index.depths(query.pool, query.chain.halves())
-        for replica in [replica for replica in depths if self._fleet.member(replica) is None]:
-            del depths[replica]
-            self._fleet.index.remove(replica)
+    def _promised(
+        self, query: RouteQuery, board: Board, digest_blocks: np.ndarray, now_s: float
+    ) -> np.ndarray:
+        """The depths with what is on its way there counted in."""
+        depths = digest_blocks
+        for replica in self._optimistic.replicas():
+            row = board.rows.get(replica)
+            if row is None:
+                continue
+            known = int(digest_blocks[row])
+            depth = self._optimistic.depth(replica, query.chain, known, now_s)
+            if depth > known:
+                depths = depths.copy() if depths is digest_blocks else depths
+                depths[row] = depth
         return depths
 
-    def _standing(self, member: Member, now_s: float) -> Standing:
+    def _board(self, pool: str) -> Board:
+        """The pool's board, current."""
+        if self._roster_version != self._fleet.roster_version:
+            self._boards.clear()
+            self._roster_version = self._fleet.roster_version
+        board = self._boards.get(pool)
+        changed = self._changed | self._ledger.changed
+        self._changed.clear()
+        if board is None:
+            board = self._boards[pool] = Board(pool, self._fleet.members(pool))
+            changed |= board.rows.keys()
+        for replica in changed:
+            self._write(replica)
+        self._ledger.changed.clear()
+        return board
+
+    def _write(self, replica: str) -> None:
+        member = self._fleet.member(replica)
+        board = self._boards.get(member.pool) if member is not None else None
+        if member is None or board is None:
+            return
         if member.load is not None:
-            seen = member.load.seen.get(self._router_boot, 0)
-            self._ledger.note_seen(member.replica, seen)
-        return standing(member, self._ledger.booked(member.replica), now_s)
-
-    def _score(
-        self,
-        query: RouteQuery,
-        demand: Demand,
-        member: Member,
-        at: Standing,
-        depths: dict[str, int],
-        around: Surroundings,
-    ) -> Scored:
-        replica = member.replica
-        digest = depths.get(replica, 0)
-        blocks = self._optimistic.depth(replica, query.chain, digest, around.now_s)
-        cached = _cached_tokens(query, blocks)
-        if not cached:
-            blocks = 0
-        priced = price(demand, blocks, cached, member, at, around)
-        candidate = _candidate(replica, blocks, at, priced.terms)
-        return Scored(candidate, member, priced, cached, digest, replica in depths)
+            self._ledger.note_seen(replica, member.load.seen.get(self._router_boot, 0))
+        board.write(member, self._ledger.booked(replica))
 
 
-def _heard(fit: list[Member], now_s: float) -> tuple[list[Member], list[Member]]:
-    """Those to choose from, and those left out: while some are heard, who is not may well hang.
-    Where nobody is, it is the bus that is silent."""
-    unheard = [member for member in fit if member.unheard(now_s)]
-    if len(unheard) == len(fit):
-        return fit, []
-    return [member for member in fit if member not in unheard], unheard
-
-
-def _cached_tokens(query: RouteQuery, blocks: int) -> int:
-    """Prompt tokens that need no computing; the last one always does."""
-    cached = min(blocks * query.block_tokens, query.prompt_tokens - 1)
-    return cached if cached >= MIN_MATCH_TOKENS else 0
-
-
-def _candidate(replica: str, blocks: int, at: Standing, terms: CandidateTerms) -> Candidate:
-    return Candidate(
-        replica=replica,
-        overlap_blocks=blocks,
-        requests=at.requests,
-        queued_prefill_tokens=at.queued_prefill_tokens,
-        used_blocks=at.used_blocks,
-        total_blocks=at.total_blocks,
-        terms=terms,
-    )
-
-
-def _without_terms(member: Member, why: str, now_s: float) -> CandidateTerms:
-    return CandidateTerms(
-        replica=member.replica,
-        score=0.0,
-        saved_prefill_ms=0.0,
-        queue_ms=0.0,
-        prefill_ms=0.0,
-        transfer_ms=0.0,
-        decode_share_ms=0.0,
-        harm_ms=0.0,
-        eviction_ms=0.0,
-        overload_ms=0.0,
-        lateness_ms=0.0,
-        overlap_blocks=0,
-        trust=member.trust.value,
-        digest_age_ms=1e3 * (now_s - member.digest_at_s),
-        load_age_ms=1e3 * (now_s - member.load_at_s),
-        filtered=why,
-    )
+def _asked(query: RouteQuery, board: Board) -> np.ndarray:
+    """Who may be asked at all, as far as the query says."""
+    if query.pin is None and not query.exclude:
+        return board.everybody
+    asked = board.everybody.copy()
+    if query.pin is not None:
+        asked[:] = [member.replica == query.pin for member in board.members]
+    for replica in query.exclude & board.rows.keys():
+        asked[board.rows[replica]] = 0
+    return asked

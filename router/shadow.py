@@ -84,7 +84,7 @@ class Shadow:
     def watch(self, query: RouteQuery, seen: Field, decision: RouteDecision) -> None:
         """A decision was made from `seen`. Never raises. Where there was no choice, because of a
         pin or a single candidate, there is nothing to compare."""
-        if self._policy is None or query.pin is not None or len(seen.scored) < 2:
+        if self._policy is None or query.pin is not None or len(seen) < 2:
             return
         try:
             self._compare(self._policy, query, seen, decision)
@@ -99,8 +99,8 @@ class Shadow:
         candidates = seen.candidates()
         pick = policy.pick(query, candidates, self._rng)
         policy.placed(query, candidates, pick)
-        other = seen.scored[pick.candidate.replica]
-        cached_tokens, ttft_ms = other.cached_tokens, other.price.ttft_ms
+        other = seen.scored(pick.candidate.replica)
+        cached_tokens, ttft_ms = other.cached_tokens, other.ttft_ms
         of = self._by_policy.setdefault(decision.policy, Comparison())
         of.compared += 1
         of.live.add(decision.predicted_cached_tokens, decision.predicted_ttft_ms)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, overload
+
+import numpy as np
 
 from events.decision import CandidateTerms
 from router.route import RouteQuery
@@ -28,6 +30,45 @@ class Candidate:
     terms: CandidateTerms
 
 
+class Candidates(Sequence[Candidate]):
+    """Candidates by replica id. They are made when looked at; what most rules need of all of them
+    lies in arrays: `replicas`, `scores` (float64), `overlaps` (leading blocks, float64)."""
+
+    def __init__(
+        self,
+        replicas: list[str],
+        scores: np.ndarray,
+        overlaps: np.ndarray,
+        make: Callable[[int], Candidate],
+    ) -> None:
+        self.replicas = replicas
+        self.scores = scores
+        self.overlaps = overlaps
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self.replicas)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Candidate]: ...
+
+    def __getitem__(self, index: int | slice) -> Candidate | list[Candidate]:
+        places = range(len(self))[index]
+        return self._make(places) if isinstance(places, int) else [self._make(i) for i in places]
+
+    def top(self, count: int) -> list[int]:
+        """Places of the best scores, best first, ties in order."""
+        scores = self.scores
+        if count >= len(self):
+            places = np.arange(len(self))
+        else:
+            places = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
+        return places[np.argsort(-scores[places], kind="stable")][:count].tolist()
+
+
 @dataclass(frozen=True, slots=True)
 class Pick:
     """The candidate chosen, and why in a few words."""
@@ -42,11 +83,9 @@ class Policy(Protocol):
 
     name: str
 
-    def pick(
-        self, query: RouteQuery, candidates: Sequence[Candidate], rng: random.Random
-    ) -> Pick: ...
+    def pick(self, query: RouteQuery, candidates: Candidates, rng: random.Random) -> Pick: ...
 
-    def placed(self, query: RouteQuery, candidates: Sequence[Candidate], pick: Pick) -> None: ...
+    def placed(self, query: RouteQuery, candidates: Candidates, pick: Pick) -> None: ...
 
 
 class Stateless:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 BENCHES = {
     "demo": ("tools.bench.demo.command", "routing policies side by side on the running cluster"),
     "engine": ("tools.bench.engine", "prefill and decode speed of the engine on this machine"),
+    "router": ("tools.bench.router", "the router's choice: time, memory, errors"),
 }
 
 
