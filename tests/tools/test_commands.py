@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -81,3 +84,24 @@ def test_too_few_blocks_for_one_context_are_warned_of(tmp_path: Path) -> None:
     assert warning(128) is None
     assert "--kv-blocks 127 holds 2032 tokens" in (warning(127) or "")
     assert "128 blocks hold one" in (warning(127) or "")
+
+
+def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
+    script = (
+        "import sys, types, tools.cli as cli\n"
+        "many = types.ModuleType('many')\n"
+        "many.main = lambda words: [print('x' * 99) for _ in range(10_000)] and 0\n"
+        "sys.modules['many'] = many\n"
+        "cli.COMMANDS['warm'] = ('many', '')\n"
+        "sys.exit(cli.main(['warm']))\n"
+    )
+    command = f'{sys.executable} -c "$SCRIPT" | head -n 1'
+    run = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "SCRIPT": script},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.stdout == "x" * 99 + "\n"
+    assert run.stderr == ""
