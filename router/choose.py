@@ -287,11 +287,9 @@ def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:
 def _shown(field: Field, pick: Pick) -> tuple[CandidateTerms, ...]:
     """The chosen one first, then the best of the others, then who was filtered out."""
     candidates = field.candidates()
-    others = [
-        field.terms(place)
-        for place in candidates.top(CANDIDATES_KEPT)
-        if candidates.replicas[place] != pick.candidate.replica
-    ]
+    chosen = pick.candidate.replica
+    best = candidates.top(CANDIDATES_KEPT)
+    others = field.shown([place for place in best if candidates.replicas[place] != chosen])
     room = CANDIDATES_KEPT - 1 - len(others)
     filtered = field.filtered(room) if room > 0 else ()
     return (pick.candidate.terms, *others, *filtered)[:CANDIDATES_KEPT]

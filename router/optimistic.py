@@ -7,7 +7,9 @@ Exact, bounded, and gone after a while, or at once when the request fails.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import itertools
+
+import numpy as np
 
 from kvstore.identity import KEY_BYTES, KeyChain
 
@@ -23,7 +25,7 @@ class OptimisticEntries:
         self._per_replica = per_replica
         self._in_all = in_all
         self._keys = 0
-        self._entries: dict[str, OrderedDict[bytes, tuple[float, str]]] = {}
+        self._entries: dict[str, dict[bytes, tuple[float, str]]] = {}
 
     def __len__(self) -> int:
         return self._keys
@@ -36,16 +38,13 @@ class OptimisticEntries:
         self, replica: str, decision_id: str, chain: KeyChain, known_blocks: int, until_s: float
     ) -> None:
         """The blocks behind the first `known_blocks` of the chain are on their way there."""
-        entries = self._entries.setdefault(replica, OrderedDict())
+        if known_blocks >= len(chain):
+            return
+        entries = self._entries.setdefault(replica, {})
         self._keys -= len(entries)
-        data, first = chain.data, known_blocks * KEY_BYTES
+        keys = np.frombuffer(chain.data, f"V{KEY_BYTES}")[known_blocks:].tolist()
         # A key that is renewed keeps its place: it may then expire late in memory, never in effect.
-        entries.update(
-            dict.fromkeys(
-                (data[at : at + KEY_BYTES] for at in range(first, len(data), KEY_BYTES)),
-                (until_s, decision_id),
-            )
-        )
+        entries.update(dict.fromkeys(keys, (until_s, decision_id)))
         self._keys += len(entries)
         self._bound(replica)
 
@@ -68,11 +67,8 @@ class OptimisticEntries:
         entries = self._entries.get(replica)
         if not entries:
             return
-        for key in chain:
-            entry = entries.get(key)
-            if entry is not None and entry[1] == decision_id:
-                del entries[key]
-                self._keys -= 1
+        gone = [key for key in chain if key in entries and entries[key][1] == decision_id]
+        self._drop(replica, gone)
 
     def forget_replica(self, replica: str) -> None:
         """It left, or began a new life."""
@@ -80,14 +76,24 @@ class OptimisticEntries:
 
     def expire(self, now_s: float) -> None:
         """Drop what is over, from the oldest end."""
-        for entries in self._entries.values():
-            while entries and next(iter(entries.values()))[0] <= now_s:
-                entries.popitem(last=False)
-                self._keys -= 1
+        for replica in self.replicas():
+            entries = self._entries[replica].items()
+            over = itertools.takewhile(lambda entry: entry[1][0] <= now_s, entries)
+            self._drop(replica, [key for key, _ in over])
 
     def _bound(self, replica: str) -> None:
+        """Drop the oldest where there are too many."""
         entries = self._entries[replica]
-        while entries and (len(entries) > self._per_replica or self._keys > self._in_all):
-            entries.popitem(last=False)
-            self._keys -= 1
-            self.dropped_total += 1
+        excess = max(len(entries) - self._per_replica, self._keys - self._in_all, 0)
+        if excess:
+            oldest = list(itertools.islice(entries, excess))
+            self.dropped_total += len(oldest)
+            self._drop(replica, oldest)
+
+    def _drop(self, replica: str, keys: list[bytes]) -> None:
+        entries = self._entries[replica]
+        for key in keys:
+            del entries[key]
+        self._keys -= len(keys)
+        if not entries:
+            del self._entries[replica]

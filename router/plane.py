@@ -6,13 +6,15 @@ positions tells who holds it. Knows digests only: no loads, no trust, no tokens.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+
 import numpy as np
 
 from events.load import DigestShape
 from router.planes import at, plane_kernels
 
 COLUMNS_PER_WORD = 64
-ALIGNMENT_BYTES = 64
 
 
 class Plane:
@@ -25,7 +27,7 @@ class Plane:
     def __init__(self, shape: DigestShape) -> None:
         self.shape = shape
         self._kernels = plane_kernels()
-        self._rows = _aligned_zeros(shape.bits, 1)
+        self._rows = _zeros(shape.bits, 1)
         self._columns: dict[str, int] = {}
         self._owners: list[str | None] = [None] * COLUMNS_PER_WORD
         self._known = np.zeros(1, np.uint64)
@@ -124,15 +126,18 @@ class Plane:
         return at(self._columns[replica])
 
     def _grow(self) -> None:
-        rows = _aligned_zeros(self.shape.bits, self._rows.shape[1] + 1)
+        rows = _zeros(self.shape.bits, self._rows.shape[1] + 1)
         rows[:, :-1] = self._rows
         self._rows = rows
         self._known = np.append(self._known, np.uint64(0))
         self._owners += [None] * COLUMNS_PER_WORD
 
 
-def _aligned_zeros(bits: int, words: int) -> np.ndarray:
-    """uint64 (bits, words) at the start of a cache line: a row of 512 replicas is just one."""
-    room = np.zeros(8 * bits * words + ALIGNMENT_BYTES, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT_BYTES
-    return room[start : start + 8 * bits * words].view(np.uint64).reshape(bits, words)
+def _zeros(bits: int, words: int) -> np.ndarray:
+    """uint64 (bits, words) on pages of its own: large ones where the system has them, since a
+    look-up jumps all over the plane, and a row of 512 replicas is just one cache line."""
+    pages = mmap.mmap(-1, 8 * bits * words, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint64).reshape(bits, words)

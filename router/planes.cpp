@@ -3,11 +3,30 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace {
 
-constexpr long AHEAD_BLOCKS = 4;
+constexpr long AHEAD_BLOCKS = 8;
+
+// Columns whose depth is still open, by the range that it lies in.
+struct Ranges {
+    std::vector<long> low, high;
+    std::vector<uint64_t> open;
+
+    long size() const { return long(low.size()); }
+    void clear() {
+        low.clear();
+        high.clear();
+        open.clear();
+    }
+    void add(long from, long to, const uint64_t *columns, long words) {
+        low.push_back(from);
+        high.push_back(to);
+        open.insert(open.end(), columns, columns + words);
+    }
+};
 
 // The chain's blocks against the planes. Each block is looked up at most once.
 struct Search {
@@ -16,7 +35,7 @@ struct Search {
     uint64_t mask;
     long k;
     const uint64_t *halves;
-    long window;
+    long window, scanned;
     int32_t *depths;
     std::vector<uint64_t> &held;   // by block: who holds it, where `seen`
     std::vector<uint8_t> &seen;
@@ -36,8 +55,8 @@ struct Search {
         uint64_t *found = held.data() + block * words;
         if (seen[block]) return found;
         seen[block] = 1;
-        const uint64_t *first = row(block, 0);
-        for (long w = 0; w < words; w++) found[w] = first[w];
+        const uint64_t *one = row(block, 0);
+        for (long w = 0; w < words; w++) found[w] = one[w];
         for (long i = 1; i < k; i++) {
             const uint64_t *next = row(block, i);
             for (long w = 0; w < words; w++) found[w] &= next[w];
@@ -59,23 +78,52 @@ struct Search {
         return any != 0;
     }
 
-    // `open` hold all blocks before `low`, none holds more than `high`. `room` is for the halves.
-    void bisect(long low, long high, uint64_t *open, uint64_t *room) {
-        while (low < high) {
-            const long middle = low + (high - low) / 2;
-            const long begin = middle - window + 1 > low ? middle - window + 1 : low;
-            for (long block = begin; block <= middle; block++) prefetch(block);
-            bool any = keep(room, open, middle);
-            for (long block = begin; any && block < middle; block++) any = keep(room, room, block);
-            if (any) {
-                uint64_t rest = 0;
-                for (long w = 0; w < words; w++) rest |= open[w] &= ~room[w];
-                bisect(middle + 1, high, room, room + words);
-                if (!rest) return;
+    // The columns of `open` hold all blocks before `low`, as far as the search looked, and none
+    // holds more than `high`. All ranges of a round are prefetched before the first is looked at.
+    void bisect(Ranges &now, Ranges &next, uint64_t *room) {
+        for (; now.size(); std::swap(now, next)) {
+            next.clear();
+            for (long at = 0; at < now.size(); at++)
+                for (long block = first(now.low[at], now.high[at]),
+                          last = final(now.low[at], now.high[at]);
+                     block <= last; block++)
+                    prefetch(block);
+            for (long at = 0; at < now.size(); at++) {
+                const uint64_t *open = now.open.data() + at * words;
+                if (now.low[at] == now.high[at])
+                    settle(now.low[at], open, room, next);
+                else
+                    halve(now.low[at], now.high[at], open, room, next);
             }
-            high = middle;
         }
-        credit(open, nullptr, low);
+    }
+
+    // The blocks that a range's next step looks at.
+    long first(long low, long high) const {
+        if (low < high) return low + (high - low) / 2;
+        return low - window > scanned ? low - window : scanned;
+    }
+    long final(long low, long high) const { return low < high ? first(low, high) : low - 1; }
+
+    void halve(long low, long high, const uint64_t *open, uint64_t *room, Ranges &next) {
+        const long middle = first(low, high);
+        if (keep(room, open, middle)) next.add(middle + 1, high, room, words);
+        if (part(room, open)) next.add(low, middle, room, words);
+    }
+
+    // The search ended at `depth`: whoever lacks one of the last blocks before it was misjudged.
+    void settle(long depth, const uint64_t *open, uint64_t *room, Ranges &next) {
+        for (long w = 0; w < words; w++) room[w] = open[w];
+        for (long block = first(depth, depth); block < depth; block++) keep(room, room, block);
+        credit(room, nullptr, depth);
+        if (part(room, open)) next.add(scanned, depth - 1, room, words);
+    }
+
+    // Leave in `kept` those of `all` that are not in it; whether there is any.
+    bool part(uint64_t *kept, const uint64_t *all) {
+        uint64_t any = 0;
+        for (long w = 0; w < words; w++) any |= kept[w] = all[w] & ~kept[w];
+        return any != 0;
     }
 };
 
@@ -89,11 +137,11 @@ void wr_depths(const uint64_t *rows, long words, long bits, long k, const uint64
     static thread_local std::vector<uint8_t> seen;
     if (held.size() < std::size_t(blocks * words)) held.resize(blocks * words);
     seen.assign(blocks, 0);
-    room.assign(words * 72, 0);
-    Search search{rows, words, uint64_t(bits) - 1, k, halves, window, depths, held, seen};
+    room.assign(words * 2, 0);
+    Search search{rows, words, uint64_t(bits) - 1, k, halves, window, 0, depths, held, seen};
     uint64_t *alive = room.data(), *next = alive + words;
     for (long w = 0; w < words; w++) alive[w] = known[w];
-    const long scanned = head < blocks ? head : blocks;
+    const long scanned = search.scanned = head < blocks ? head : blocks;
     for (long block = 0; block < scanned && block < AHEAD_BLOCKS; block++) search.prefetch(block);
     for (long block = 0; block < scanned; block++) {
         if (block + AHEAD_BLOCKS < scanned) search.prefetch(block + AHEAD_BLOCKS);
@@ -104,9 +152,10 @@ void wr_depths(const uint64_t *rows, long words, long bits, long k, const uint64
         alive = next;
         next = old;
     }
-    uint64_t *open = room.data() + 2 * words;
-    for (long w = 0; w < words; w++) open[w] = alive[w];
-    search.bisect(scanned, blocks, open, open + words);
+    static thread_local Ranges now, later;
+    now.clear();
+    now.add(scanned, blocks, alive, words);
+    search.bisect(now, later, next);
 }
 
 void wr_change(uint64_t *rows, long words, long column, const uint32_t *positions, long count,

@@ -25,8 +25,8 @@ KERNELS = NativeSource("planes", Path(__file__).parent, ("planes.cpp",))
 HEAD_BLOCKS = 16
 """Looked at one by one: most replicas part here, and here a digest's error counts most."""
 WINDOW_BLOCKS = 3
-"""Blocks in a row that must look held at each step of the bisection behind the head: one false
-positive there would overshoot by half of what is left."""
+"""Blocks in a row that must look held before the depth that the bisection behind the head ends at:
+one false positive on its way overshoots by half of what was left."""
 
 
 class PlaneKernels(Protocol):
@@ -104,11 +104,13 @@ class NumpyKernels:
             if not alive.any():
                 continue
             if low == high:
-                found[_columns(alive)] = low
+                last = halves[max(scanned, low - WINDOW_BLOCKS) : low]
+                sure = alive & np.bitwise_and.reduce(_holders(rows, shape, last), axis=0)
+                found[_columns(sure)] = low
+                todo.append((scanned, low - 1, alive & ~sure))
                 continue
             middle = low + (high - low) // 2
-            window = halves[max(low, middle - WINDOW_BLOCKS + 1) : middle + 1]
-            deeper = alive & np.bitwise_and.reduce(_holders(rows, shape, window), axis=0)
+            deeper = alive & _holders(rows, shape, halves[middle : middle + 1])[0]
             todo += [(low, middle, alive & ~deeper), (middle + 1, high, deeper)]
         return found
 

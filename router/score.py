@@ -112,13 +112,16 @@ class Field:
             queued_prefill_tokens=int(at.queued_tokens),
             used_blocks=int(at.total_blocks - at.free_blocks - at.cached_blocks),
             total_blocks=int(at.total_blocks),
-            terms=self.terms(place),
+            terms=self._shown(self._board.members[row], terms),
         )
 
-    def terms(self, place: int) -> CandidateTerms:
-        """What is shown of the candidate at that place."""
-        member = self._board.members[int(self._fit[place])]
-        terms = Terms(*self._terms[place].tolist())
+    def shown(self, places: list[int]) -> list[CandidateTerms]:
+        """What is shown of the candidates at those places."""
+        members, rows = self._board.members, self._fit[places].tolist()
+        found = map(Terms._make, self._terms[places].tolist())
+        return [self._shown(members[row], terms) for row, terms in zip(rows, found, strict=True)]
+
+    def _shown(self, member: Member, terms: Terms) -> CandidateTerms:
         return CandidateTerms(
             replica=member.replica,
             score=terms.score,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import NamedTuple, TypeVar
 
-from kvstore.identity import BlockKey, KeyChain
+from kvstore.identity import KEY_BYTES, KeyChain
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ MAX_DEPTHS = 64
 class _Seen(NamedTuple):
     """The watched prefixes that one request went through, and the depth that it watches itself."""
 
-    keys: tuple[BlockKey, ...]
+    keys: tuple[bytes, ...]
     depth: int
 
 
@@ -31,18 +31,19 @@ class PrefixHeat:
 
     def __init__(self, window: int = WINDOW_REQUESTS) -> None:
         self._recent: deque[_Seen] = deque(maxlen=window)
-        self._counts: Counter[BlockKey] = Counter()
+        self._counts: Counter[bytes] = Counter()
         self._depths: Counter[int] = Counter()
 
     def note(self, chain: KeyChain, shared_blocks: int) -> None:
         """One more request, whose first `shared_blocks` blocks were known somewhere."""
         if len(self._recent) == self._recent.maxlen:
             self._forget(self._recent[0])
+        data, blocks, counts = chain.data, len(chain), self._counts
         keys = [
             key
             for depth in self._depths
-            if 0 < depth <= len(chain) and depth != shared_blocks
-            if (key := chain[depth - 1]) in self._counts
+            if 0 < depth <= blocks and depth != shared_blocks
+            if (key := data[(depth - 1) * KEY_BYTES : depth * KEY_BYTES]) in counts
         ]
         depth = shared_blocks if self._watchable(shared_blocks) else 0
         if depth:
