@@ -28,6 +28,7 @@ class Board:
     def __init__(self, pool: str, members: list[Member]) -> None:
         self.pool = pool
         self.members = members
+        self.replicas = [member.replica for member in members]
         self.rows = {member.replica: row for row, member in enumerate(members)}
         self.table = np.zeros((len(members), len(ROW)))
         self.everybody = np.ones(len(members), np.uint8)

@@ -103,8 +103,9 @@ class RouterBrain:
             return pick
         scored = field.scored(pick.candidate.replica)
         self._dispatch_seq += 1
+        decision_id = f"{self.rng.getrandbits(64):016x}"
         decision = self._decision(
-            query, field, pick, f"{self.rng.getrandbits(64):016x}", self._dispatch_seq, now_s
+            query, field, pick, scored, decision_id, self._dispatch_seq, now_s
         )
         self._policy.placed(query, field.candidates(), pick)
         self._reserve(decision, query, scored, now_s)
@@ -121,7 +122,8 @@ class RouterBrain:
         field, pick = self._choose(query, now_s)
         if isinstance(pick, NoReplica):
             return pick
-        return self._decision(query, field, pick, "", 0, now_s)
+        scored = field.scored(pick.candidate.replica)
+        return self._decision(query, field, pick, scored, "", 0, now_s)
 
     def first_token(
         self, decision_id: str, cached_tokens: int, prompt_tokens: int, ttft_ms: float
@@ -187,11 +189,11 @@ class RouterBrain:
         query: RouteQuery,
         field: Field,
         pick: Pick,
+        scored: Scored,
         decision_id: str,
         dispatch_seq: int,
         now_s: float,
     ) -> RouteDecision:
-        scored = field.scored(pick.candidate.replica)
         return RouteDecision(
             decision_id=decision_id,
             request_id=query.request_id,

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from configs.native import CompileError, NativeSource, load_object
+from configs.native import CompileError, NativeSource, address, load_object
 from router.member import SUSPECT_LOAD_AGE_S
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ _WEIGHTS = np.array(
     ],
     np.float64,
 )  # fmt: skip
+
+_WEIGHTS_AT = address(_WEIGHTS)
 
 ROW = (
     "context_limit", "total_blocks", "barred", "admits_from_s", "load_at_s", "digest_at_s",
@@ -130,14 +132,14 @@ class NativePricer:
         replicas = len(table)
         state, terms = np.empty(replicas, np.uint8), np.empty((replicas, len(TERMS)))
         fit = self._library.wr_price(
-            table.ctypes.data,
+            address(table),
             replicas,
             _Ask(*demand.numbers(now_s)),
-            _WEIGHTS.ctypes.data,
-            asked.ctypes.data,
-            depths.ctypes.data,
-            state.ctypes.data,
-            terms.ctypes.data,
+            _WEIGHTS_AT,
+            address(asked),
+            address(depths),
+            address(state),
+            address(terms),
         )
         return state, terms[:fit]
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from configs.native import CompileError, NativeSource, load_object
+from configs.native import CompileError, NativeSource, address, load_object
 from events.digest import positions
 from events.load import DigestShape
 
@@ -60,30 +60,28 @@ class NativeKernels:
         found = np.zeros(64 * words, np.int32)
         halves = np.ascontiguousarray(halves, np.uint64)
         self._library.wr_depths(
-            rows.ctypes.data,
+            address(rows),
             words,
             shape.bits,
             shape.k,
-            halves.ctypes.data,
+            address(halves),
             len(halves),
-            known.ctypes.data,
+            address(known),
             HEAD_BLOCKS,
             WINDOW_BLOCKS,
-            found.ctypes.data,
+            address(found),
         )
         return found
 
     def change(self, rows: np.ndarray, column: int, spots: np.ndarray, to: bool) -> None:
         spots = np.ascontiguousarray(spots, np.uint32)
         self._library.wr_change(
-            rows.ctypes.data, rows.shape[1], column, spots.ctypes.data, spots.size, to
+            address(rows), rows.shape[1], column, address(spots), spots.size, to
         )
 
     def reset(self, rows: np.ndarray, column: int, bits: np.ndarray) -> None:
         bits = np.ascontiguousarray(bits, np.uint8)
-        self._library.wr_reset(
-            rows.ctypes.data, rows.shape[1], column, bits.ctypes.data, rows.shape[0]
-        )
+        self._library.wr_reset(address(rows), rows.shape[1], column, address(bits), rows.shape[0])
 
 
 class NumpyKernels:

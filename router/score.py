@@ -57,9 +57,11 @@ class Field:
         self._state = state
         self._terms = terms
         self._fit = np.flatnonzero(state == FIT)
-        members = board.members
+        replicas = board.replicas
+        if len(terms) < len(replicas):
+            replicas = [replicas[row] for row in self._fit.tolist()]
         self._candidates = Candidates(
-            [members[row].replica for row in self._fit.tolist()],
+            replicas,
             terms[:, _SCORE],
             terms[:, _OVERLAP],
             self._candidate,

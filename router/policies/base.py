@@ -45,6 +45,7 @@ class Candidates(Sequence[Candidate]):
         self.scores = scores
         self.overlaps = overlaps
         self._make = make
+        self._made: dict[int, Candidate] = {}
 
     def __len__(self) -> int:
         return len(self.replicas)
@@ -57,7 +58,13 @@ class Candidates(Sequence[Candidate]):
 
     def __getitem__(self, index: int | slice) -> Candidate | list[Candidate]:
         places = range(len(self))[index]
-        return self._make(places) if isinstance(places, int) else [self._make(i) for i in places]
+        return self._at(places) if isinstance(places, int) else [self._at(i) for i in places]
+
+    def _at(self, place: int) -> Candidate:
+        made = self._made.get(place)
+        if made is None:
+            made = self._made[place] = self._make(place)
+        return made
 
     def top(self, count: int) -> list[int]:
         """Places of the best scores, best first, ties in order."""
