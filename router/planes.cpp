@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr long AHEAD_BLOCKS = 8;
+constexpr long AHEAD_BLOCKS = 8, FEW_ROWS = 4;
 
 // Columns whose depth is still open, by the range that it lies in.
 struct Ranges {
@@ -36,8 +36,9 @@ struct Search {
     long k;
     const uint64_t *halves;
     long window, scanned;
+    long few;
     int32_t *depths;
-    std::vector<uint64_t> &held;   // by block: who holds it, where `seen`
+    std::vector<uint64_t> &held;   // by block: who holds it, after `seen` rows
     std::vector<uint8_t> &seen;
 
     const uint64_t *row(long block, long i) const {
@@ -45,19 +46,22 @@ struct Search {
         return rows + ((halves[2 * block] + uint64_t(i) * step) & mask) * words;
     }
 
-    void prefetch(long block) const {
-        if (seen[block]) return;
-        for (long i = 0; i < k; i++)
+    void prefetch(long block, long upto) const {
+        for (long i = seen[block]; i < upto; i++)
             for (long w = 0; w < words; w += 8) __builtin_prefetch(row(block, i) + w);
     }
 
-    const uint64_t *holders(long block) {
+    // Who holds the block, as far as its first `upto` rows tell.
+    const uint64_t *holders(long block, long upto) {
         uint64_t *found = held.data() + block * words;
-        if (seen[block]) return found;
-        seen[block] = 1;
-        const uint64_t *one = row(block, 0);
-        for (long w = 0; w < words; w++) found[w] = one[w];
-        for (long i = 1; i < k; i++) {
+        long i = seen[block];
+        if (i >= upto) return found;
+        seen[block] = uint8_t(upto);
+        if (i == 0) {
+            const uint64_t *one = row(block, i++);
+            for (long w = 0; w < words; w++) found[w] = one[w];
+        }
+        for (; i < upto; i++) {
             const uint64_t *next = row(block, i);
             for (long w = 0; w < words; w++) found[w] &= next[w];
         }
@@ -70,24 +74,27 @@ struct Search {
                 depths[64 * w + __builtin_ctzll(over)] = int32_t(depth);
     }
 
-    // Those of `from` that hold the block too; whether there is any.
-    bool keep(uint64_t *to, const uint64_t *from, long block) {
-        const uint64_t *found = holders(block);
+    // Those of `from` that hold the block too, as far as the rows looked at tell; whether any does.
+    bool keep(uint64_t *to, const uint64_t *from, long block, long upto) {
+        const uint64_t *found = holders(block, upto);
         uint64_t any = 0;
         for (long w = 0; w < words; w++) any |= to[w] = from[w] & found[w];
         return any != 0;
     }
+    bool keep(uint64_t *to, const uint64_t *from, long block) { return keep(to, from, block, k); }
 
     // The columns of `open` hold all blocks before `low`, as far as the search looked, and none
-    // holds more than `high`. All ranges of a round are prefetched before the first is looked at.
+    // holds more than `high`. All ranges of a round are prefetched before the first is looked at,
+    // the first few rows before the others: for most who lack a block these tell already.
     void bisect(Ranges &now, Ranges &next, uint64_t *room) {
         for (; now.size(); std::swap(now, next)) {
             next.clear();
             for (long at = 0; at < now.size(); at++)
-                for (long block = first(now.low[at], now.high[at]),
-                          last = final(now.low[at], now.high[at]);
-                     block <= last; block++)
-                    prefetch(block);
+                for (long block = first(now, at); block <= final(now, at); block++)
+                    prefetch(block, few);
+            for (long at = 0; at < now.size(); at++)
+                for (long block = first(now, at); block <= final(now, at); block++)
+                    if (keep(room, now.open.data() + at * words, block, few)) prefetch(block, k);
             for (long at = 0; at < now.size(); at++) {
                 const uint64_t *open = now.open.data() + at * words;
                 if (now.low[at] == now.high[at])
@@ -103,11 +110,15 @@ struct Search {
         if (low < high) return low + (high - low) / 2;
         return low - window > scanned ? low - window : scanned;
     }
-    long final(long low, long high) const { return low < high ? first(low, high) : low - 1; }
+    long first(const Ranges &of, long at) const { return first(of.low[at], of.high[at]); }
+    long final(const Ranges &of, long at) const {
+        return of.low[at] < of.high[at] ? first(of, at) : of.low[at] - 1;
+    }
 
     void halve(long low, long high, const uint64_t *open, uint64_t *room, Ranges &next) {
         const long middle = first(low, high);
-        if (keep(room, open, middle)) next.add(middle + 1, high, room, words);
+        if (keep(room, open, middle, few) && keep(room, open, middle))
+            next.add(middle + 1, high, room, words);
         if (part(room, open)) next.add(low, middle, room, words);
     }
 
@@ -138,13 +149,14 @@ void wr_depths(const uint64_t *rows, long words, long bits, long k, const uint64
     if (held.size() < std::size_t(blocks * words)) held.resize(blocks * words);
     seen.assign(blocks, 0);
     room.assign(words * 2, 0);
-    Search search{rows, words, uint64_t(bits) - 1, k, halves, window, 0, depths, held, seen};
+    Search search{rows, words, uint64_t(bits) - 1, k, halves, window, 0,
+                  k < FEW_ROWS ? k : FEW_ROWS, depths, held, seen};
     uint64_t *alive = room.data(), *next = alive + words;
     for (long w = 0; w < words; w++) alive[w] = known[w];
     const long scanned = search.scanned = head < blocks ? head : blocks;
-    for (long block = 0; block < scanned && block < AHEAD_BLOCKS; block++) search.prefetch(block);
+    for (long block = 0; block < scanned && block < AHEAD_BLOCKS; block++) search.prefetch(block, k);
     for (long block = 0; block < scanned; block++) {
-        if (block + AHEAD_BLOCKS < scanned) search.prefetch(block + AHEAD_BLOCKS);
+        if (block + AHEAD_BLOCKS < scanned) search.prefetch(block + AHEAD_BLOCKS, k);
         const bool any = search.keep(next, alive, block);
         search.credit(alive, next, block);
         if (!any) return;
