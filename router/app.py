@@ -103,7 +103,7 @@ def _register_gauges(services: Services) -> None:
     metrics: Metrics = services.metrics
     gate, links, fleet = services.gate, services.links, services.fleet
     metrics.gauge("inflight_requests", "Requests inside", lambda: gate.requests)
-    metrics.gauge("inflight_tokens", "Tokens that they may come to", lambda: gate.tokens)
+    metrics.gauge("inflight_tokens", "Tokens that they count for", lambda: gate.tokens)
     metrics.gauge("inflight_attempts", "Attempts on all links", lambda: links.in_flight)
     metrics.gauge("links_up", "Links that requests can be sent on", lambda: len(links.up()))
     metrics.gauge("replicas", "Replicas that the fleet knows", lambda: len(fleet))
