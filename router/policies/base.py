@@ -68,12 +68,7 @@ class Candidates(Sequence[Candidate]):
 
     def top(self, count: int) -> list[int]:
         """Places of the best scores, best first, ties in order."""
-        scores = self.scores
-        if count >= len(self):
-            places = np.arange(len(self))
-        else:
-            places = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
-        return places[np.argsort(-scores[places], kind="stable")][:count].tolist()
+        return np.argsort(-self.scores, kind="stable")[:count].tolist()
 
 
 @dataclass(frozen=True, slots=True)

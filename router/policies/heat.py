@@ -33,21 +33,20 @@ class PrefixHeat:
         self._recent: deque[_Seen] = deque(maxlen=window)
         self._counts: Counter[bytes] = Counter()
         self._depths: Counter[int] = Counter()
+        self._cuts: dict[int, slice] = {}
 
     def note(self, chain: KeyChain, shared_blocks: int) -> None:
         """One more request, whose first `shared_blocks` blocks were known somewhere."""
         if len(self._recent) == self._recent.maxlen:
             self._forget(self._recent[0])
-        data, blocks, counts = chain.data, len(chain), self._counts
-        keys = [
-            key
-            for depth in self._depths
-            if 0 < depth <= blocks and depth != shared_blocks
-            if (key := data[(depth - 1) * KEY_BYTES : depth * KEY_BYTES]) in counts
-        ]
+        data, counts = chain.data, self._counts
+        keys = [key for cut in self._cuts.values() if (key := data[cut]) in counts]
         depth = shared_blocks if self._watchable(shared_blocks) else 0
-        if depth:
-            keys.append(chain[depth - 1])
+        if depth and (own := chain[depth - 1]) not in keys:
+            keys.append(own)
+        if depth not in self._cuts:
+            # A cut that lies behind a chain's end, or before its start, yields no key.
+            self._cuts[depth] = slice(max(0, depth - 1) * KEY_BYTES, depth * KEY_BYTES)
         self._depths[depth] += 1
         self._counts.update(keys)
         self._recent.append(_Seen(tuple(keys), depth))
@@ -62,6 +61,8 @@ class PrefixHeat:
 
     def _forget(self, seen: _Seen) -> None:
         _take(self._depths, seen.depth)
+        if seen.depth not in self._depths:
+            del self._cuts[seen.depth]
         for key in seen.keys:
             _take(self._counts, key)
 
