@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import msgspec
@@ -42,7 +43,7 @@ def error_event(error: CoreError) -> bytes:
     return b"data: " + error_body(error) + b"\n\n"
 
 
-class EventStream:
+class EventStream(ABC):
     """What the streams of both routes share: how they end. `progress` is for whoever feeds them."""
 
     def __init__(self, progress: Progress, include_usage: bool) -> None:
@@ -69,6 +70,6 @@ class EventStream:
             return []
         return [self._usage_event(), DONE] if self._include_usage else [DONE]
 
+    @abstractmethod
     def _usage_event(self) -> bytes:
         """The last chunk: no choices, only usage."""
-        raise NotImplementedError
