@@ -106,12 +106,14 @@ class Run:
         while True:
             try:
                 attempt = self._sent_attempt()
-                async with asyncio.timeout_at(min(wake_s, self._deadline_s())):
+                deadline_s = self._deadline_s()
+                async with asyncio.timeout_at(min(wake_s, deadline_s)):
                     batch = await attempt.take()
             except AttemptError as failure:
                 self._give_up_or_retry(failure)
             except TimeoutError:
-                if loop.time() < self._deadline_s():
+                # Which limit it was, not what the clock says: a timer may fire a moment early.
+                if wake_s < deadline_s:
                     return ()
                 self._time_out()
             else:

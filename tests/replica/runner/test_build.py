@@ -64,7 +64,7 @@ def test_without_a_compiler_plain_torch_takes_over_and_says_so(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("WARMROUTE_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     library.load_library.cache_clear()
     try:
