@@ -10,14 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvstore.identity import KeyChain
 from router.cost import ROW
 from router.index import DigestIndex, Seats
 from router.member import Member
+from router.optimistic import OptimisticEntries
 from router.reserve import Booked
 
 REUSE_GUESS = 0.5
 REUSE_GUESS_TOKENS = 10_000
 """Before a replica has seen so many prompt tokens, its own hit ratio says little."""
+
+NOWHERE = -1
 
 Row = NamedTuple("Row", [(name, float) for name in ROW])
 
@@ -33,6 +37,8 @@ class Board:
         self.table = np.zeros((len(members), len(ROW)))
         self.everybody = np.ones(len(members), np.uint8)
         self._seats: Seats | None = None
+        self._slots: np.ndarray | None = None
+        self._slots_version = 0
 
     def write(self, member: Member, booked: Booked) -> None:
         """Bring the member's row up to date."""
@@ -49,6 +55,29 @@ class Board:
                 index.remove(stranger)
             self._seats = index.seats(self.pool, self.rows)
         return index.depths_of(self._seats, halves)
+
+    def promised(
+        self, optimistic: OptimisticEntries, chain: KeyChain, depths: np.ndarray
+    ) -> np.ndarray:
+        """The depths with what is on its way there counted in."""
+        found = optimistic.promised(chain)
+        if not found:
+            return depths
+        if self._slots is None or self._slots_version != optimistic.version:
+            rows = [self.rows.get(replica or "", NOWHERE) for replica in optimistic.slots]
+            self._slots, self._slots_version = np.array(rows), optimistic.version
+        depths = depths.copy()
+        for depth, slots in found:
+            rows_of = self._slots[_bits(slots)]
+            rows_of = rows_of[rows_of != NOWHERE]
+            depths[rows_of] = np.maximum(depths[rows_of], depth)
+        return depths
+
+
+def _bits(word: int) -> np.ndarray:
+    """Numbers of the set bits."""
+    data = np.frombuffer(word.to_bytes((word.bit_length() + 7) // 8, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(data, bitorder="little"))
 
 
 def row_of(member: Member, booked: Booked) -> tuple[float, ...]:

@@ -231,10 +231,9 @@ class RouterBrain:
             )
         )
         member.breaker.begin(now_s)
-        ttl_s = self._optimistic_ttl_s(scored)
-        self.optimistic.remember(
-            decision.replica, decision.decision_id, query.chain, scored.digest_blocks, now_s + ttl_s
-        )
+        if scored.digest_blocks < len(query.chain):
+            until_s = now_s + self._optimistic_ttl_s(scored)
+            self.optimistic.remember(decision.replica, decision.decision_id, query.chain, until_s)
         prediction = Prediction(cached, scored.ttft_ms)
         self._open[decision.decision_id] = _Open(
             decision, query, member.boot, prediction, expires_s
@@ -258,8 +257,7 @@ class RouterBrain:
             self.fleet.replica_undecided(replica, boot)
         kept = outcome.status == "ok" or (entry.answered and not outcome.replica_fault)
         if not kept:
-            decision_id = entry.decision.decision_id
-            self.optimistic.forget_decision(replica, decision_id, entry.query.chain)
+            self.optimistic.forget_decision(entry.decision.decision_id)
 
     def _tend(self, now_s: float) -> None:
         self.fleet.check()

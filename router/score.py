@@ -201,25 +201,9 @@ class Scorer:
         )
         board = self._board(query.pool)
         digest_blocks = board.depths(self._fleet.index, query.chain.halves())
-        depths = self._promised(query, board, digest_blocks, now_s)
+        depths = board.promised(self._optimistic, query.chain, digest_blocks)
         state, terms = self._pricer.price(board.table, demand, _asked(query, board), depths, now_s)
         return Field(board, query, now_s, digest_blocks, state, terms)
-
-    def _promised(
-        self, query: RouteQuery, board: Board, digest_blocks: np.ndarray, now_s: float
-    ) -> np.ndarray:
-        """The depths with what is on its way there counted in."""
-        depths = digest_blocks
-        for replica in self._optimistic.replicas():
-            row = board.rows.get(replica)
-            if row is None:
-                continue
-            known = int(digest_blocks[row])
-            depth = self._optimistic.depth(replica, query.chain, known, now_s)
-            if depth > known:
-                depths = depths.copy() if depths is digest_blocks else depths
-                depths[row] = depth
-        return depths
 
     def _board(self, pool: str) -> Board:
         """The pool's board, current."""

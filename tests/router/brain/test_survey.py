@@ -70,6 +70,7 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
     fleet_of(world, rng, replicas)
     for _ in range(20):
         world.clock.pass_s(rng.choice([0.0, 0.3, 2.0]))
+        brain.optimistic.expire(world.clock())
         for _ in range(rng.randrange(3)):
             seen = {brain.router_boot: rng.randrange(20)}
             world.fleet.on_load(f"r{rng.randrange(replicas)}", 1, some_load(rng, seen=seen))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from events.decision import CandidateTerms
+from kvstore.identity import KeyChain
 from router.fleet import Fleet
 from router.member import Member
 from router.optimistic import OptimisticEntries
@@ -100,6 +101,15 @@ class Scorer:
             self._fleet.index.remove(replica)
         return depths
 
+    def _promised(self, chain: KeyChain) -> dict[str, int]:
+        entries = self._optimistic
+        return {
+            replica: depth
+            for depth, slots in entries.promised(chain)
+            for slot, replica in enumerate(entries.slots)
+            if replica is not None and slots >> slot & 1
+        }
+
     def _standing(self, member: Member, now_s: float) -> Standing:
         if member.load is not None:
             seen = member.load.seen.get(self._router_boot, 0)
@@ -117,7 +127,7 @@ class Scorer:
     ) -> Scored:
         replica = member.replica
         digest = depths.get(replica, 0)
-        blocks = self._optimistic.depth(replica, query.chain, digest, around.now_s)
+        blocks = max(digest, self._promised(query.chain).get(replica, 0))
         cached = _cached_tokens(query, blocks)
         if not cached:
             blocks = 0
