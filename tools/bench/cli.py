@@ -9,6 +9,10 @@ from collections.abc import Sequence
 BENCHES = {
     "demo": ("tools.bench.demo.command", "routing policies side by side on the running cluster"),
     "engine": ("tools.bench.engine", "prefill and decode speed of the engine on this machine"),
+    "gateway": (
+        "tools.bench.gateway.command",
+        "requests and chunks a second on one core",
+    ),
     "router": ("tools.bench.router", "the router's choice: time, memory, errors"),
 }
 

@@ -1,0 +1,99 @@
+"""A process of the benchmark on its own CPU, and the CPU time that it has used."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+STOP_S = 5.0
+
+
+class Child:
+    """Use as a context manager. Everything it starts counts as its own."""
+
+    def __init__(
+        self, command: list[str], cpu: int, log: Path, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._log = log
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                ["taskset", "-c", str(cpu), *command],
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(environ or {})},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, 15)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, 9)
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether it lives."""
+        return self._process.poll() is None
+
+    def said(self) -> str:
+        """The end of what it wrote on standard error."""
+        return self._log.read_text(errors="replace")[-2_000:]
+
+    def line(self, timeout_s: float) -> list[str]:
+        """The next line of its output, in words. Raises RuntimeError where none comes."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+        words = self._process.stdout.readline().decode().split() if ready else []
+        if not words:
+            raise RuntimeError(f"{self._process.args} said nothing: {self.said()}")
+        return words
+
+    def cpu_s(self) -> float:
+        """User and system time of the process and of all that it started."""
+        return sum(map(_cpu_s, _tree(self._process.pid)))
+
+
+def _tree(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [pid, *(one for child in children for one in _tree(int(child)))]
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return TICK_S * (int(fields[11]) + int(fields[12]))
+
+
+def python(*arguments: str) -> list[str]:
+    """A command that runs a module of ours or of a peer."""
+    return [sys.executable, *arguments]
+
+
+def until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait for what can only be asked again. Raises RuntimeError."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"{what} within {timeout_s:g} s")
+        time.sleep(0.05)
