@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import msgspec
+
+DeadlineClass = Literal["interactive", "standard", "batch"]
+Degradation = Literal["max_tokens", "n", "logprobs", "batch"]
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,8 +56,30 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_s: float = 20.0
 
 
-class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`key_sha256`: hex digests of the tenant's API keys. `scope`: "private" or "group:<name>"."""
+class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one tenant may use, and how it is served. A limit of 0 is none.
+
+    `tokens_per_min` counts prompts and expected answers, corrected by what came. `weight` is the
+    share of a busy fleet, `priority` (higher first) goes before any share. `ttft_deadline_ms` 0
+    takes that of the class. `degrade`: what may be made less of this tenant's requests when much
+    is waiting.
+    """
+
+    requests_per_min: _Count = 0
+    tokens_per_min: _Count = 0
+    max_concurrent: _Count = 0
+    weight: Annotated[float, msgspec.Meta(ge=0.01, le=1_000.0)] = 1.0
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+    deadline_class: DeadlineClass = "standard"
+    ttft_deadline_ms: Annotated[float, msgspec.Meta(ge=0.0, le=86_400_000.0)] = 0.0
+    degrade: tuple[Degradation, ...] = ()
+
+
+class TenantConfig(TenantPolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`key_sha256`: hex digests of the tenant's API keys. `scope`: "private" or "group:<name>".
+
+    The name "anonymous" gives a policy to whoever comes without a key.
+    """
 
     name: str
     key_sha256: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from events.errors import CoreError, UserError
 from router.decisions import DecisionRecord
 from router.errors import AttemptError
 from router.explain import Explainer
+from router.gate import Gate
 from router.http import read_body
 from router.link import ReplicaLink
 from router.openai import faults
@@ -37,10 +38,6 @@ def _name_or_null(path: str, value: Any) -> str | None:
 
 _POLICY: Table = {"policy": Field("policy", string(64), required=True)}
 _SHADOW: Table = {"policy": Field("policy", _name_or_null, required=True)}
-_TENANT: Table = {
-    "key": Field("key", string(512), required=True),
-    "scope": Field("scope", string(80)),
-}
 _PROMPT: Table = {
     "messages": Field("messages", messages(MAX_MESSAGES, True)),
     "prompt": Field("prompt", string(minimum=1)),
@@ -54,13 +51,20 @@ _WARM: Table = {
 _CLEAR: Table = {"limit_blocks": Field("limit_blocks", integer(1))}
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
+def json_response(value: Any, status: int = 200) -> web.Response:
     return web.Response(
         status=status, body=msgspec.json.encode(value), content_type="application/json"
     )
 
 
-def _not_found(what: str) -> UserError:
+async def read_change(gate: Gate, request: web.Request, table: Table) -> dict[str, Any]:
+    """The body of a route that changes something: key first, then the content."""
+    gate.check_admin(request.headers)
+    body = await read_body(request)
+    return walk(load_object(body), table) if body else walk({}, table)
+
+
+def not_found(what: str) -> UserError:
     return UserError(CoreError(status=404, message=f"There is no such {what}.", code="not_found"))
 
 
@@ -85,11 +89,8 @@ class Admin:
             web.get("/router/decisions/{id}", self.decision),
             web.get("/router/policy", self.policy),
             web.put("/router/policy", self.set_policy),
-            web.get("/router/tenants", self.list_tenants),
             web.get("/router/shadow", self.shadow),
             web.put("/router/shadow", self.set_shadow),
-            web.put("/router/tenants/{name}", self.put_tenant),
-            web.delete("/router/tenants/{name}", self.remove_tenant),
             web.get("/router/public-prefixes", self.prefixes),
             web.post("/router/public-prefixes", self.add_prefix),
             web.post("/router/cache/clear", self.clear_caches),
@@ -110,7 +111,7 @@ class Admin:
                     "in_flight": link.in_flight if link else 0,
                 }
             )
-        return _json({"replicas": views})
+        return json_response({"replicas": views})
 
     async def alarms(self, request: web.Request) -> web.Response:
         """Active alarms, and how often each was raised."""
@@ -127,7 +128,7 @@ class Admin:
             }
             for alarm in alarms
         ]
-        return _json({"alarms": active, "raised_total": dict(alarms.raised_total)})
+        return json_response({"alarms": active, "raised_total": dict(alarms.raised_total)})
 
     async def decisions(self, request: web.Request) -> web.Response:
         """The newest decisions, newest first; ?limit=."""
@@ -135,29 +136,29 @@ class Admin:
         text = request.query.get("limit", "50")
         limit = min(MAX_LISTED, int(text)) if text.isascii() and text.isdigit() else 50
         records = self._of.brain.decisions.latest(limit)
-        return _json({"decisions": [_record(record) for record in records]})
+        return json_response({"decisions": [_record(record) for record in records]})
 
     async def decision(self, request: web.Request) -> web.Response:
         """One decision with all its terms, and its outcome once there is one."""
         self._of.gate.check_reader(request.headers)
         record = self._of.brain.decisions.get(request.match_info["id"])
         if record is None:
-            raise _not_found("decision (only the newest are kept)")
+            raise not_found("decision (only the newest are kept)")
         attempts = self._of.brain.decisions.attempts(record.decision.request_id)
-        return _json({**_record(record), "attempts": attempts})
+        return json_response({**_record(record), "attempts": attempts})
 
     async def policy(self, request: web.Request) -> web.Response:
         """The policy in force, and what else there is."""
         self._of.gate.check_reader(request.headers)
-        return _json({"policy": self._of.brain.policy, "known": sorted(POLICIES)})
+        return json_response({"policy": self._of.brain.policy, "known": sorted(POLICIES)})
 
     async def set_policy(self, request: web.Request) -> web.Response:
         """{"policy": name}: from the next request on."""
-        name = (await self._read(request, _POLICY))["policy"]
+        name = (await read_change(self._of.gate, request, _POLICY))["policy"]
         if name not in POLICIES:
             raise faults.not_one_of("policy", tuple(sorted(POLICIES)))
         self._of.brain.set_policy(name)
-        return _json({"policy": name})
+        return json_response({"policy": name})
 
     async def shadow(self, request: web.Request) -> web.Response:
         """How the policy in the shadow would have chosen, beside what was chosen."""
@@ -166,7 +167,7 @@ class Admin:
 
     async def set_shadow(self, request: web.Request) -> web.Response:
         """{"policy": name or null}: compare from the next request on, from zero."""
-        name = (await self._read(request, _SHADOW))["policy"]
+        name = (await read_change(self._of.gate, request, _SHADOW))["policy"]
         if name is not None and name not in POLICIES:
             raise faults.not_one_of("policy", tuple(sorted(POLICIES)))
         self._of.brain.shadow.set_policy(name or "")
@@ -174,32 +175,7 @@ class Admin:
 
     def _shadow_report(self) -> web.Response:
         brain = self._of.brain
-        return _json({"policy": brain.policy, **brain.shadow.report()})
-
-    async def put_tenant(self, request: web.Request) -> web.Response:
-        """{"key": ..., "scope": "private"}: until the router ends."""
-        asked = await self._read(request, _TENANT)
-        tenant = self._of.tenants.put(
-            request.match_info["name"], asked["key"], asked.get("scope", "private")
-        )
-        return _json({"name": tenant.name, "scope": tenant.scope})
-
-    async def list_tenants(self, request: web.Request) -> web.Response:
-        """Names, scopes and numbers of keys; never keys."""
-        self._of.gate.check_admin(request.headers)
-        listed = [
-            {"name": tenant.name, "scope": tenant.scope, "keys": keys}
-            for tenant, keys in self._of.tenants.listed()
-        ]
-        return _json({"tenants": listed})
-
-    async def remove_tenant(self, request: web.Request) -> web.Response:
-        """Its keys open nothing any more; until the router ends for one of the cluster file."""
-        self._of.gate.check_admin(request.headers)
-        name = request.match_info["name"]
-        if not self._of.tenants.remove(name):
-            raise _not_found("tenant")
-        return _json({"name": name})
+        return json_response({"policy": brain.policy, **brain.shadow.report()})
 
     async def prefixes(self, request: web.Request) -> web.Response:
         """Names and lengths, never texts."""
@@ -208,26 +184,26 @@ class Admin:
             {"name": prefix.name, "version": prefix.version, "tokens": prefix.length_tokens}
             for prefix in self._of.prefixes
         ]
-        return _json({"version": self._of.prefixes.version, "prefixes": listed})
+        return json_response({"version": self._of.prefixes.version, "prefixes": listed})
 
     async def add_prefix(self, request: web.Request) -> web.Response:
         """{"messages": [...]} or {"prompt": "..."}: a head that all tenants share."""
-        asked = await self._read(request, _PROMPT)
+        asked = await read_change(self._of.gate, request, _PROMPT)
         prefix = self._of.prefixes.add(await self._head(asked))
-        return _json(
+        return json_response(
             {"name": prefix.name, "version": prefix.version, "tokens": prefix.length_tokens}
         )
 
     async def clear_caches(self, request: web.Request) -> web.Response:
         """Empty every linked replica's cache; answers when all of them have."""
-        limit_blocks = (await self._read(request, _CLEAR)).get("limit_blocks")
+        limit_blocks = (await read_change(self._of.gate, request, _CLEAR)).get("limit_blocks")
         links = self._of.links.up()
         cleared = await asyncio.gather(*(self._clear(link, limit_blocks) for link in links))
-        return _json({"replicas": cleared})
+        return json_response({"replicas": cleared})
 
     async def warm(self, request: web.Request) -> web.Response:
         """{"tenant", "messages" or "prompt", "replicas": k}."""
-        asked = await self._read(request, _WARM)
+        asked = await read_change(self._of.gate, request, _WARM)
         tenant = self._tenant(asked)
         if "messages" in asked:
             rendered = await self._of.renderer.chat(asked["messages"], tenant=tenant.name)
@@ -236,7 +212,7 @@ class Admin:
         else:
             raise faults.missing("messages")
         probes = await self._warmer.warm(tenant, rendered.ids, asked.get("replicas", 1))
-        return _json({"tenant": tenant.name, "replicas": probes})
+        return json_response({"tenant": tenant.name, "replicas": probes})
 
     async def explain(self, request: web.Request) -> web.Response:
         """The body of a generating route, its model optional, and "tenant": nothing is sent."""
@@ -244,19 +220,13 @@ class Admin:
         document = load_object(await read_body(request))
         names = document.keys() & _TENANT_NAME.keys()
         tenant = self._tenant(walk({name: document.pop(name) for name in names}, _TENANT_NAME))
-        return _json(await self._explainer.explain(tenant, document))
+        return json_response(await self._explainer.explain(tenant, document))
 
     def _tenant(self, asked: dict[str, Any]) -> Tenant:
         tenant = self._of.tenants.named(asked.get("tenant", ANONYMOUS))
         if tenant is None:
-            raise _not_found("tenant")
+            raise not_found("tenant")
         return tenant
-
-    async def _read(self, request: web.Request, table: Table) -> dict[str, Any]:
-        """The body of a route that changes something: key first, then the content."""
-        self._of.gate.check_admin(request.headers)
-        body = await read_body(request)
-        return walk(load_object(body), table) if body else walk({}, table)
 
     async def _head(self, asked: dict[str, Any]) -> bytes:
         """Ids of a prompt's head: without what a template adds to ask for an answer."""

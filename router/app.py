@@ -13,6 +13,7 @@ from aiohttp import web
 
 from events.errors import CoreError, UserError
 from router.admin import Admin
+from router.admit import add_limits
 from router.alarms import Alarms
 from router.door import Door
 from router.generate import Generator
@@ -21,6 +22,7 @@ from router.metrics import Metrics, Sample
 from router.openai import faults
 from router.services import Services
 from router.shadow import Shadow
+from router.tenant_admin import TenantAdmin
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -156,12 +158,14 @@ def build_app(
         client_max_size=services.config.router.max_body_bytes,
     )
     app.on_response_prepare.append(add_ids)
+    app.on_response_prepare.append(add_limits)
     app.add_routes(
         [
             web.post("/v1/chat/completions", generator.chat),
             web.post("/v1/completions", generator.completions),
             *_Status(services).routes(),
             *Admin(services).routes(),
+            *TenantAdmin(services).routes(),
             *more_routes,
         ]
     )

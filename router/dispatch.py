@@ -27,7 +27,8 @@ NOTHING = Usage(0, 0, 0)
 class Job:
     """One request, ready to be placed: ids, keys and limits; the same for all its attempts.
 
-    `prompt` is u32 little endian; `chain` its keys in the namespace of `pool`.
+    `prompt` is u32 little endian; `chain` its keys in the namespace of `pool`. Without a
+    `ttft_deadline_ms` of its own the first token is due by `first_token_timeout_s`.
     """
 
     request_id: str
@@ -43,6 +44,16 @@ class Job:
     timeout_s: float
     public_cut_blocks: int = 0
     pin: str | None = None
+    priority: int = 0
+    ttft_deadline_ms: float | None = None
+    itl_deadline_ms: float | None = None
+
+    @property
+    def ttft_due_ms(self) -> float:
+        """Until when the first token is of use, from the start of an attempt."""
+        if self.ttft_deadline_ms is None:
+            return 1000 * self.first_token_timeout_s
+        return self.ttft_deadline_ms
 
     @property
     def prompt_tokens(self) -> int:
@@ -64,7 +75,8 @@ class Job:
             prompt_tokens=self.prompt_tokens,
             max_tokens=self.sampling.n * self.sampling.max_tokens,
             block_tokens=self.block_tokens,
-            ttft_deadline_ms=1000 * self.first_token_timeout_s,
+            ttft_deadline_ms=self.ttft_due_ms,
+            priority=self.priority,
             exclude=exclude,
             pin=self.pin,
         )
@@ -201,7 +213,9 @@ class Attempt:
             router_boot=self._dispatcher.router_boot,
             dispatch_seq=decision.dispatch_seq,
             public_cut_blocks=job.public_cut_blocks,
-            ttft_deadline_ms=1000 * job.first_token_timeout_s,
+            priority=job.priority,
+            ttft_deadline_ms=job.ttft_due_ms,
+            itl_deadline_ms=job.itl_deadline_ms,
             e2e_deadline_ms=1000 * job.timeout_s,
             predicted_cached_tokens=decision.predicted_cached_tokens,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import math
+import random
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
 from router.dispatch import Job
+from router.pace import DrainRate, retry_after_s
 from router.tenants import Tenant, Tenants, hash_key
 
 ADMIN_HEADER = "x-warmroute-admin"
-MAX_WAIT_S = 60
-_RATE_HALF_LIFE_S = 10.0
 
 
 def _unauthorized(message: str, code: str | None) -> UserError:
@@ -46,42 +45,20 @@ def basic_password(headers: Mapping[str, str]) -> str | None:
         return None
 
 
-class DrainRate:
-    """How fast tokens leave: an exponentially decaying count per second."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._count = 0.0
-        self._at_s = clock()
-
-    def add(self, tokens: int) -> None:
-        """That many have left."""
-        self._decay()
-        self._count += tokens
-
-    def per_s(self) -> float:
-        """Tokens per second, lately."""
-        self._decay()
-        return self._count * math.log(2) / _RATE_HALF_LIFE_S
-
-    def _decay(self) -> None:
-        now_s = self._clock()
-        self._count *= 0.5 ** ((now_s - self._at_s) / _RATE_HALF_LIFE_S)
-        self._at_s = now_s
-
-
 class Admission:
-    """What one request counts for: what was expected of it, or what it has come to."""
+    """What one request counts for: what was expected of it, or what it has come to.
+
+    `held_tokens`: its prompts, and what was generated so far."""
 
     def __init__(self, gate: Gate, tokens: int, prompt_tokens: int) -> None:
         self.tokens = tokens
+        self.held_tokens = prompt_tokens
         self._gate = gate
-        self._held_tokens = prompt_tokens
 
     def grow(self, tokens: int) -> None:
         """That many more were generated. Refuses nothing: it is whoever comes next that waits."""
-        self._held_tokens += tokens
-        more = self._held_tokens - self.tokens
+        self.held_tokens += tokens
+        more = self.held_tokens - self.tokens
         if more > 0:
             self.tokens += more
             self._gate.tokens += more
@@ -95,12 +72,14 @@ class Gate:
         config: RouterConfig,
         tenants: Tenants,
         clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
     ) -> None:
         self.requests = 0
         self.tokens = 0
         self._config = config
         self._tenants = tenants
         self._drained = DrainRate(clock)
+        self._rng = rng or random.Random()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -151,7 +130,7 @@ class Gate:
                     message="too many requests at once",
                     type="server_error",
                     code="overloaded",
-                    retry_after_s=1.0,
+                    retry_after_s=retry_after_s(1.0, self._rng),
                 )
             )
         self.requests += 1
@@ -163,11 +142,15 @@ class Gate:
             if not self.requests:
                 self._idle.set()
 
+    def expected_tokens(self, jobs: Sequence[Job]) -> int:
+        """What the jobs of a request count for before they run."""
+        expected = self._config.expected_answer_tokens
+        return sum(job.expected_tokens(expected) for job in jobs)
+
     @contextmanager
     def admitted(self, jobs: Sequence[Job]) -> Iterator[Admission]:
         """Count what the jobs of a request are expected to come to. Raises UserError (413, 429)."""
-        expected = self._config.expected_answer_tokens
-        tokens = sum(job.expected_tokens(expected) for job in jobs)
+        tokens = self.expected_tokens(jobs)
         limit = self._config.max_inflight_tokens
         if tokens > limit:
             message = f"the request counts for {tokens} tokens; {limit} are allowed at once"
@@ -183,14 +166,12 @@ class Gate:
             self._drained.add(admission.tokens)
 
     def _full(self, excess_tokens: int) -> UserError:
-        rate = self._drained.per_s()
-        wait_s = excess_tokens / rate if rate > 0 else 1.0
         return UserError(
             CoreError(
                 status=429,
                 message="too many tokens in flight",
-                type="rate_limit_error",
+                type="tokens",
                 code="rate_limit_exceeded",
-                retry_after_s=min(MAX_WAIT_S, max(1, math.ceil(wait_s))),
+                retry_after_s=retry_after_s(self._drained.wait_s(excess_tokens), self._rng),
             )
         )

@@ -14,6 +14,7 @@ from events.bus import Bus
 from events.feed import Feed
 from events.secrets import link_secret, parse_secret
 from router.address import AllowList
+from router.admit import Admitter
 from router.announce import Announcer
 from router.app import build_app
 from router.beacon import Beacon
@@ -26,6 +27,7 @@ from router.failover import RetryBudget
 from router.fleet import Fleet
 from router.gate import Gate
 from router.jobs import JobMaker
+from router.limits import Limits
 from router.link import LinkTarget, RouterIdentity
 from router.links import Links
 from router.metrics import Metrics
@@ -117,6 +119,7 @@ class Gateway:
             PublicPrefixes(),
             Metrics(),
         )
+        gate = Gate(router, tenants)
         limits = SinkLimits(router.stream_buffer_bytes, router.slow_reader_s)
         return Services(
             config=config,
@@ -125,7 +128,8 @@ class Gateway:
             brain=brain,
             links=links,
             tenants=tenants,
-            gate=Gate(router, tenants),
+            gate=gate,
+            admitter=Admitter(gate, Limits()),
             prefixes=prefixes,
             renderer=Renderer(card, self._executor),
             texts=TokenTexts(card.tokenizer),

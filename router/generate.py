@@ -59,7 +59,7 @@ class Generator:
             asked = parse_chat(body, limits)
             prompt = await self._of.renderer.chat(asked.messages, asked.tools, tenant=tenant.name)
             jobs = self._jobs(request, tenant, asked, [prompt], limits, pool)
-            answers = self._place(held, jobs, whole=not asked.stream)
+            answers = await self._place(held, tenant, jobs, whole=not asked.stream)
             kind = ChatStream if asked.stream else ChatCollector
             head = new_head("chatcmpl", self._model, self._fingerprint)
             reply = kind(head, asked, self._of.texts)
@@ -77,7 +77,7 @@ class Generator:
             render = self._of.renderer.prompt
             prompts = [await render(prompt, tenant=tenant.name) for prompt in asked.prompts]
             jobs = self._jobs(request, tenant, asked, prompts, limits, pool)
-            answers = self._place(held, jobs, whole=not asked.stream)
+            answers = await self._place(held, tenant, jobs, whole=not asked.stream)
             kind = CompletionStream if asked.stream else CompletionCollector
             head = new_head("cmpl", self._model, self._fingerprint)
             return await self._reply(request, answers, kind(head, asked, self._of.texts))
@@ -94,7 +94,7 @@ class Generator:
                 )
             )
         tenant = self._of.gate.authenticate(request.headers)
-        held.enter_context(self._of.gate.request())
+        self._of.admitter.enter(held, request, tenant)
         return tenant, await read_body(request)
 
     def _jobs(
@@ -113,10 +113,12 @@ class Generator:
             jobs.append(self._of.jobs.make(own_id, tenant, prompt.ids, sampling, pool))
         return jobs
 
-    def _place(self, held: ExitStack, jobs: Sequence[Job], whole: bool) -> Answers:
+    async def _place(
+        self, held: ExitStack, tenant: Tenant, jobs: Sequence[Job], whole: bool
+    ) -> Answers:
         """Admit all prompts of the request or none; nothing is sent before the first `next`."""
         of, retries = self._of, self._settings.retries
-        admission = held.enter_context(of.gate.admitted(jobs))
+        admission = await of.admitter.admit(held, tenant, jobs)
         grow = admission.grow
         runs = [Run(job, of.dispatcher, of.budget, retries, whole, grow) for job in jobs]
         return held.enter_context(Answers(runs))

@@ -6,6 +6,7 @@ from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
 from events.request import SamplingParams
 from kvstore.identity import chain
+from router.deadlines import deadlines_of
 from router.dispatch import Job
 from router.fleet import Fleet, Pool
 from router.prefixes import PublicPrefixes
@@ -45,6 +46,7 @@ class JobMaker:
         """A job for `prompt` (u32 little endian). Raises UserError (503) where there is no pool."""
         if pool is None:
             raise _nobody()
+        deadlines = deadlines_of(tenant.policy, self._config)
         cut = self._prefixes.cut_blocks(prompt, pool.block_tokens)
         return Job(
             request_id=request_id,
@@ -57,9 +59,12 @@ class JobMaker:
             chain=chain(self._cluster_key, pool.namespace, tenant.salt, prompt, cut),
             sampling=sampling,
             public_cut_blocks=cut,
-            first_token_timeout_s=self._config.first_token_timeout_s,
+            first_token_timeout_s=deadlines.first_token_timeout_s,
             timeout_s=self._config.request_timeout_s,
             pin=pin,
+            priority=deadlines.priority,
+            ttft_deadline_ms=deadlines.ttft_ms,
+            itl_deadline_ms=deadlines.itl_ms,
         )
 
 

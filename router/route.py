@@ -26,6 +26,7 @@ class RouteQuery:
     max_tokens: int
     block_tokens: int
     ttft_deadline_ms: float | None = None
+    priority: int = 0
     exclude: frozenset[str] = frozenset()
     pin: str | None = None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from configs.model.card import ModelCard
 from configs.schema import ClusterConfig
+from router.admit import Admitter
 from router.choose import RouterBrain
 from router.dispatch import Dispatcher
 from router.failover import RetryBudget
@@ -41,6 +42,7 @@ class Services:
     links: Links
     tenants: Tenants
     gate: Gate
+    admitter: Admitter
     prefixes: PublicPrefixes
     renderer: Renderer
     texts: TokenTexts
