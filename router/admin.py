@@ -84,6 +84,7 @@ class Admin:
         """To be added to the application."""
         return [
             web.get("/router/replicas", self.replicas),
+            web.get("/router/peers", self.peers),
             web.get("/router/alarms", self.alarms),
             web.get("/router/decisions", self.decisions),
             web.get("/router/decisions/{id}", self.decision),
@@ -112,6 +113,12 @@ class Admin:
                 }
             )
         return json_response({"replicas": views})
+
+    async def peers(self, request: web.Request) -> web.Response:
+        """This router, and the others that it hears."""
+        self._of.gate.check_reader(request.headers)
+        views = self._of.brain.peers.views(time.monotonic())
+        return _json({"router": self._of.config.router.id, "peers": views})
 
     async def alarms(self, request: web.Request) -> web.Response:
         """Active alarms, and how often each was raised."""

@@ -111,6 +111,9 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("replicas", "Replicas that the fleet knows", lambda: len(fleet))
     metrics.gauge("index_bytes", "Memory of the digest index", lambda: fleet.index.nbytes)
     metrics.gauge("late_deltas", "Deltas that nobody waited for", lambda: links.late_deltas)
+    peers = services.brain.peers
+    metrics.gauge("peers", "Other routers that are heard", lambda: len(peers))
+    metrics.gauge("peer_dispatches", "Theirs that no load report shows", lambda: peers.open)
     metrics.gauge("tenants", "Tenants with a key", lambda: len(services.tenants))
     _register_alarms(metrics, fleet.alarms)
     _register_shadow(metrics, services.brain.shadow)

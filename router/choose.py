@@ -17,7 +17,9 @@ from events.decision import CandidateTerms, RouteDecision, RouteOutcome
 from router.alarms import Clock
 from router.decisions import DecisionLog
 from router.fleet import Fleet
+from router.marks import marks_of
 from router.optimistic import OptimisticEntries
+from router.peers import Peers
 from router.policies import make_policy
 from router.policies.base import Pick
 from router.reserve import Ledger, Reservation
@@ -77,7 +79,8 @@ class RouterBrain:
         self._clock = clock
         self._policy = make_policy(config.policy)
         self.shadow = Shadow(config.shadow_policy, clock)
-        self._scorer = Scorer(fleet, self.ledger, self.optimistic, self.router_boot)
+        self.peers = Peers(self.ledger.changed)
+        self._scorer = Scorer(fleet, self.ledger, self.optimistic, self.router_boot, self.peers)
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._dispatch_seq = 0
         self._output_tokens = FIRST_OUTPUT_GUESS_TOKENS
@@ -158,6 +161,7 @@ class RouterBrain:
     def cache_cleared(self, replica: str) -> None:
         """The replica was told to forget its cache: what was promised there is gone too."""
         self.optimistic.forget_replica(replica)
+        self.peers.marks.forget_replica(replica)
 
     def _choose(self, query: RouteQuery, now_s: float) -> tuple[Field, Pick | NoReplica]:
         field = self._scorer.survey(query, self._output_tokens, now_s)
@@ -228,6 +232,7 @@ class RouterBrain:
                 blocks=scored.new_blocks,
                 prefill_until_s=now_s + self._config.first_token_timeout_s + EXPIRY_GRACE_S,
                 expires_s=expires_s,
+                marks=marks_of(query.chain, scored.digest_blocks) if len(self.peers) else b"",
             )
         )
         member.breaker.begin(now_s)
@@ -268,6 +273,7 @@ class RouterBrain:
 
     def _end_life(self, replica: str) -> None:
         self.ledger.end_life(replica)
+        self.peers.end_life(replica)
         self.optimistic.forget_replica(replica)
 
 

@@ -13,6 +13,7 @@ from configs.schema import ClusterConfig
 from events.bus import Bus
 from events.feed import Feed
 from events.secrets import link_secret, parse_secret
+from events.subjects import router_boot_name
 from router.address import AllowList
 from router.admit import Admitter
 from router.announce import Announcer
@@ -36,6 +37,7 @@ from router.prefixes import PublicPrefixes
 from router.render import Renderer
 from router.services import Services
 from router.sink import SinkLimits
+from router.sync import PeerSync
 from router.tenants import Tenants
 
 RENDER_THREADS = 2
@@ -49,9 +51,14 @@ class Gateway:
         self._config = config
         self._executor = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
         self._announcer = Announcer(bus, config.cluster, config.router.id)
+        # Should the clock go back over a restart, the others forget the former life in seconds.
+        self._boot = time.time_ns() // 1_000_000
         self.services = self._wire(config, card)
         self._beacon = Beacon(self.services.fleet, self._announcer.alarm)
         self._feed = Feed(bus, config.cluster, self.services.fleet)
+        self._sync = PeerSync(
+            bus, config.cluster, config.router.id, self._boot, self.services.brain
+        )
         self._dashboard = Dashboard(bus, config.cluster, self.services.gate.check_reader)
         self._door = Door(config.router.max_connections + SPARE_CONNECTIONS)
         self._runner: web.AppRunner | None = None
@@ -72,6 +79,7 @@ class Gateway:
         await self.services.links.start()
         await self._announcer.start()
         await self._feed.start()
+        await self._sync.start()
         await self._dashboard.start()
         await self._beacon.start()
 
@@ -91,6 +99,7 @@ class Gateway:
         await self._door.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        await self._sync.close()
         await self._feed.close()
         await self.services.links.close()
         await self._announcer.close()
@@ -106,6 +115,7 @@ class Gateway:
             random.Random(),
             on_decision=self._announcer.decided,
             on_outcome=self._announcer.ended,
+            router_boot=router_boot_name(router.id, self._boot),
         )
         identity = RouterIdentity(router.id, brain.router_boot, link_secret(cluster_key))
         links = Links(

@@ -16,6 +16,7 @@ from router.cost import FIT, TERMS, TOO_LONG, UNHEARD, Demand, pricer
 from router.fleet import Fleet
 from router.member import Member
 from router.optimistic import OptimisticEntries
+from router.peers import Peers, together
 from router.policies.base import Candidate, Candidates
 from router.reserve import Ledger
 from router.route import RouteQuery
@@ -175,14 +176,20 @@ class Field:
 
 
 class Scorer:
-    """Reads the fleet, the ledger and the optimistic entries. Keeps a board for each pool, and
-    writes to it only what has changed."""
+    """Reads the fleet, the ledgers of all routers and the optimistic entries. Keeps a board for
+    each pool, and writes to it only what has changed."""
 
     def __init__(
-        self, fleet: Fleet, ledger: Ledger, optimistic: OptimisticEntries, router_boot: str
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        optimistic: OptimisticEntries,
+        router_boot: str,
+        peers: Peers,
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
+        self._peers = peers
         self._optimistic = optimistic
         self._router_boot = router_boot
         self._pricer = pricer()
@@ -202,8 +209,21 @@ class Scorer:
         board = self._board(query.pool)
         digest_blocks = board.depths(self._fleet.index, query.chain.halves())
         depths = board.promised(self._optimistic, query.chain, digest_blocks)
+        depths = self._marked(query, board, depths, now_s)
         state, terms = self._pricer.price(board.table, demand, _asked(query, board), depths, now_s)
         return Field(board, query, now_s, digest_blocks, state, terms)
+
+    def _marked(
+        self, query: RouteQuery, board: Board, depths: np.ndarray, now_s: float
+    ) -> np.ndarray:
+        """The depths with what another router has just sent there counted in."""
+        replica, depth = self._peers.marks.deepest(query.chain, now_s) or ("", 0)
+        row = board.rows.get(replica)
+        if row is None or depth <= depths[row]:
+            return depths
+        depths = depths.copy()
+        depths[row] = depth
+        return depths
 
     def _board(self, pool: str) -> Board:
         """The pool's board, current."""
@@ -228,7 +248,9 @@ class Scorer:
             return
         if member.load is not None:
             self._ledger.note_seen(replica, member.load.seen.get(self._router_boot, 0))
-        board.write(member, self._ledger.booked(replica))
+            self._peers.note_seen(replica, member.load.seen)
+        booked = together(self._ledger.booked(replica), self._peers.booked(replica))
+        board.write(member, booked)
 
 
 def _asked(query: RouteQuery, board: Board) -> np.ndarray:
