@@ -118,7 +118,7 @@ class Admin:
         """This router, and the others that it hears."""
         self._of.gate.check_reader(request.headers)
         views = self._of.brain.peers.views(time.monotonic())
-        return _json({"router": self._of.config.router.id, "peers": views})
+        return json_response({"router": self._of.config.router.id, "peers": views})
 
     async def alarms(self, request: web.Request) -> web.Response:
         """Active alarms, and how often each was raised."""
