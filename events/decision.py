@@ -33,7 +33,8 @@ class CandidateTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice, reserved in the same call."""
+    """One choice, reserved in the same call. `queued_tokens`: the prefill that is believed to wait
+    there already."""
 
     decision_id: str
     request_id: str
@@ -49,6 +50,8 @@ class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[CandidateTerms, ...]
     decided_us: float
     wall_time_ms: int
+    router: str = ""
+    queued_tokens: int = 0
 
 
 class RouteOutcome(msgspec.Struct, frozen=True, kw_only=True):

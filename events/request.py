@@ -44,7 +44,9 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     derived from the authenticated tenant; `public_cut_blocks` full blocks at the head are hashed
     without it (a registered public prefix). Deadlines are budgets in ms from receipt.
     `(router_boot, dispatch_seq)` comes back in load reports, so that the router knows which of its
-    own dispatches a report has already seen.
+    own dispatches a report has already seen. `believed_queue_tokens`: the prefill that the router
+    believes to wait there; where far more waits the replica may send the request elsewhere. None
+    where it may not.
     """
 
     request_id: str
@@ -63,6 +65,7 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     itl_deadline_ms: float | None = None
     e2e_deadline_ms: float | None = None
     predicted_cached_tokens: int = 0
+    believed_queue_tokens: int | None = None
 
     def token_ids(self) -> np.ndarray:
         """The prompt as uint32, shape (prompt_tokens,). Raises ValueError on a ragged buffer."""

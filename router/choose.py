@@ -213,6 +213,8 @@ class RouterBrain:
             candidates=_shown(field, pick),
             decided_us=1e6 * (self._clock() - now_s),
             wall_time_ms=int(1e3 * time.time()),
+            router=self._config.id,
+            queued_tokens=pick.candidate.queued_prefill_tokens,
         )
 
     def _reserve(

@@ -218,7 +218,15 @@ class Attempt:
             itl_deadline_ms=job.itl_deadline_ms,
             e2e_deadline_ms=1000 * job.timeout_s,
             predicted_cached_tokens=decision.predicted_cached_tokens,
+            believed_queue_tokens=self._believed_queue_tokens(),
         )
+
+    def _believed_queue_tokens(self) -> int | None:
+        """None where the request must stay: it was moved before, or has nowhere else to go."""
+        fit = sum(candidate.filtered is None for candidate in self.decision.candidates)
+        if self._job.pin or self.decision.attempt > 1 or fit < 2:
+            return None
+        return self.decision.queued_tokens
 
 
 class Dispatcher:

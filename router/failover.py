@@ -147,6 +147,10 @@ class Run:
             # Nobody else is there: the first cause says more than "no replica".
             if self._cause is None:
                 raise
+            if self._cause.rerouted and self._failed:
+                # The others have gone meanwhile: better a long queue than none.
+                self._failed = frozenset()
+                return self._place()
             raise UserError(self._cause.error) from nobody
 
     def _deadline_s(self) -> float:
@@ -167,6 +171,8 @@ class Run:
         self._kept = []
 
     def _may_retry(self, failure: AttemptError) -> bool:
+        if failure.rerouted and self._attempts == 1:
+            return True
         return (
             not self.delivered
             and failure.retryable

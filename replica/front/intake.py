@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from events.errors import CoreError, UserError
+from events.errors import QUEUE_LONGER, CoreError, UserError
 from events.output import FINISH_ERROR, CoreDelta, CoreFinish, Usage
 from events.request import CoreRequest
 from kvstore.identity import KeyChain, Namespace, chain
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 4_096
 MAX_LIVE_CHILDREN = 8_192
 MAX_ATTEMPT_S = 3_600.0
+REROUTE_ABOVE_MS = 500.0
+REROUTE_FACTOR = 2.0
 DEADLINE_GRACE_S = 1.0
 """The engine ends a child at its deadline; the front does so this much later if it didn't."""
 
@@ -69,6 +71,7 @@ class Intake:
             self._check_door(outlet, request)
             prompt = check_request(request, self._served.limits)
             self._check_room(request.sampling.n)
+            self._check_queue(request.believed_queue_tokens)
             keys = self._chain(request)
         except UserError as error:
             self._counters.refuse(error.error.code or "refused")
@@ -88,6 +91,18 @@ class Intake:
         attempts = self._attempts
         if len(attempts) >= MAX_ATTEMPTS or attempts.live_children + children > MAX_LIVE_CHILDREN:
             raise UserError(_try_elsewhere(429, "queue_full", "The replica is full."))
+
+    def _check_queue(self, believed_tokens: int | None) -> None:
+        """Many routers can't know at once what each of them sends: where that went far wrong the
+        request is better off elsewhere, once."""
+        if believed_tokens is None:
+            return
+        load = self._engine.load()
+        believed_ms = load.prefill.predict_ms(0, believed_tokens)
+        queued_ms = load.prefill.predict_ms(0, load.queued_prefill_tokens)
+        if queued_ms > REROUTE_ABOVE_MS + REROUTE_FACTOR * believed_ms:
+            message = "The replica's queue is longer than was believed."
+            raise UserError(_try_elsewhere(429, QUEUE_LONGER, message))
 
     def _chain(self, request: CoreRequest) -> KeyChain:
         served = self._served
