@@ -200,8 +200,8 @@ inline float greatest(const float* scores, long count, float least) {
 }
 
 // Turns the scores of one query, given in powers of two by `scale`, into weights. Of `count`
-// positions the first `inside` count, the others weigh as good as nothing. Rescales what the query has summed
-// so far where its greatest score rose.
+// positions the first `inside` count, the others weigh as good as nothing. Rescales what the query
+// has summed so far where its greatest score rose.
 template <typename E>
 inline void soften(float* scores, E* weights, float* output, long dim, long inside, long count,
                    float scale, Running& running) {
