@@ -35,7 +35,7 @@ class Explainer:
         asked, prompt = await self._render(tenant, document, limits)
         sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, lambda: 0)
         job = self._of.jobs.make(REQUEST_ID, tenant, prompt.ids, sampling, pool)
-        verdict = self._of.brain.explain(job.query(1, frozenset()))
+        verdict = self._of.brain.explain(job.query(job.first_leg()))
         return {**_asked(job), "policy": self._of.brain.policy, **_answer(verdict)}
 
     async def _render(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from events.errors import QUEUE_LONGER, CoreError, UserError
@@ -13,7 +13,13 @@ from events.request import CoreRequest
 from kvstore.identity import KeyChain, Namespace, chain
 from replica.engine.messages import Engine, EngineRequest
 from replica.front.attempts import Attempt, AttemptKey, Attempts, Outlet
-from replica.front.check import MAX_CHILDREN, Limits, check_request, refuse
+from replica.front.check import (
+    MAX_CHILDREN,
+    Ids,
+    Limits,
+    check_request,
+    refuse,
+)
 from replica.front.child import Child
 from replica.front.detokenise import Vocabulary
 from replica.front.mailbox import Mailbox
@@ -69,15 +75,16 @@ class Intake:
         received_s = self._clock()
         try:
             self._check_door(outlet, request)
-            prompt = check_request(request, self._served.limits)
+            ids = check_request(request, self._served.limits)
             self._check_room(request.sampling.n)
             self._check_queue(request.believed_queue_tokens)
             keys = self._chain(request)
+            streams = self._streams(request, ids)
         except UserError as error:
             self._counters.refuse(error.error.code or "refused")
             return _refusal(request, error.error)
-        attempt = self._register(outlet, request, len(prompt), received_s)
-        self._start(attempt, request, prompt, keys)
+        attempt = self._register(outlet, request, streams, received_s)
+        self._start(attempt, request, ids, keys)
         return ()
 
     def _check_door(self, outlet: Outlet, request: CoreRequest) -> None:
@@ -117,42 +124,54 @@ class Intake:
         except ValueError:
             refuse("The public prefix is longer than the prompt.")
 
+    def _streams(self, request: CoreRequest, ids: Ids) -> dict[int, TokenStream]:
+        """A stream for each child that has not finished, behind what it has put out elsewhere."""
+        params, streams = request.sampling, {}
+        for index, output in enumerate(ids.outputs):
+            if output is not None:
+                stream = TokenStream(self._served.vocabulary, params.stop, params.min_tokens)
+                if not stream.replay(output):
+                    refuse("The progress goes beyond a stop string.", param="progress")
+                streams[index] = stream
+        return streams
+
     def _register(
-        self, outlet: Outlet, request: CoreRequest, prompt_tokens: int, received_s: float
+        self,
+        outlet: Outlet,
+        request: CoreRequest,
+        streams: Mapping[int, TokenStream],
+        received_s: float,
     ) -> Attempt:
         params = request.sampling
         attempt = Attempt(
             key=AttemptKey(outlet, request.request_id, request.attempt),
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=len(request.prompt) // 4,
             stop_token_ids=frozenset(params.stop_token_ids),
             received_s=received_s,
             mailbox=Mailbox(self._served.mailbox_bytes // 2, self._served.mailbox_bytes),
         )
-        for index in range(params.n):
+        for index, stream in streams.items():
             child_id = ChildId(next(self._child_ids))
-            stream = TokenStream(self._served.vocabulary, params.stop, params.min_tokens)
             attempt.children[child_id] = Child(child_id, index, attempt, stream)
         self._attempts.register(attempt, _patience_s(request))
         return attempt
 
-    def _start(
-        self, attempt: Attempt, request: CoreRequest, prompt: tuple[int, ...], keys: KeyChain
-    ) -> None:
+    def _start(self, attempt: Attempt, request: CoreRequest, ids: Ids, keys: KeyChain) -> None:
         """Submit the children; when one can't be, the whole attempt ends with an error."""
         try:
             for child in tuple(attempt.children.values()):
-                self._engine.submit(self._engine_request(child, request, prompt, keys))
+                self._engine.submit(self._engine_request(child, request, ids, keys))
         except Exception as error:
             log.error("the engine did not take a request: %s", type(error).__name__)
             self._attempts.end(attempt, FINISH_ERROR, INTERNAL)
 
     def _engine_request(
-        self, child: Child, request: CoreRequest, prompt: tuple[int, ...], keys: KeyChain
+        self, child: Child, request: CoreRequest, ids: Ids, keys: KeyChain
     ) -> EngineRequest:
         received_s, budget_ms = child.attempt.received_s, request.e2e_deadline_ms
         return EngineRequest(
             child=child.id,
-            prompt=prompt,
+            prompt=ids.prompt,
             chain=keys,
             params=request.sampling,
             seed=request.sampling.seed + child.index,
@@ -163,6 +182,7 @@ class Intake:
             deadline_s=None if budget_ms is None else received_s + budget_ms / 1e3,
             router_boot=request.router_boot,
             dispatch_seq=request.dispatch_seq,
+            output=ids.outputs[child.index] or (),
         )
 
 
