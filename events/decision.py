@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 
-class CandidateTerms(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateTerms(msgspec.Struct, frozen=True):
     """The very terms that decided, for one replica, in ms. `score` is larger for better.
 
     `filtered` names the filter that took the replica out, else None.

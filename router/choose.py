@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from configs.schema import RouterConfig
-from events.decision import CandidateTerms, RouteDecision, RouteOutcome
+from events.decision import RouteDecision, RouteOutcome
 from router.alarms import Clock
 from router.decisions import DecisionLog
 from router.fleet import Fleet
@@ -174,7 +174,7 @@ class RouterBrain:
 
     def _nobody(self, query: RouteQuery, field: Field, now_s: float) -> NoReplica:
         """Why nobody can take it, and when asking again may help."""
-        kept = field.filtered(CANDIDATES_KEPT)
+        kept = field.shown(None, CANDIDATES_KEPT)
         reasons = field.reasons() - {"not_pinned"}
         if query.pin is not None and not reasons:
             return NoReplica("the replica asked for is not there", RETRY_S, kept)
@@ -210,7 +210,7 @@ class RouterBrain:
             predicted_cached_tokens=scored.cached_tokens,
             predicted_ttft_ms=scored.ttft_ms,
             reason="pinned" if query.pin is not None else pick.reason,
-            candidates=_shown(field, pick),
+            candidates=field.shown(pick.candidate.replica, CANDIDATES_KEPT),
             decided_us=1e6 * (self._clock() - now_s),
             wall_time_ms=int(1e3 * time.time()),
             router=self._config.id,
@@ -288,19 +288,7 @@ def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:
     if soonest_ms <= query.ttft_deadline_ms or field.least_queued_tokens() <= 0:
         return None
     retry_s = min(MAX_RETRY_S, max(1.0, 1e-3 * (soonest_ms - query.ttft_deadline_ms)))
-    kept = tuple(candidate.terms for candidate in field.candidates()[:CANDIDATES_KEPT])
-    return NoReplica("deadline", retry_s, kept)
-
-
-def _shown(field: Field, pick: Pick) -> tuple[CandidateTerms, ...]:
-    """The chosen one first, then the best of the others, then who was filtered out."""
-    candidates = field.candidates()
-    chosen = pick.candidate.replica
-    best = candidates.top(CANDIDATES_KEPT)
-    others = field.shown([place for place in best if candidates.replicas[place] != chosen])
-    room = CANDIDATES_KEPT - 1 - len(others)
-    filtered = field.filtered(room) if room > 0 else ()
-    return (pick.candidate.terms, *others, *filtered)[:CANDIDATES_KEPT]
+    return NoReplica("deadline", retry_s, field.shown(None, CANDIDATES_KEPT))
 
 
 def _report(decision: RouteDecision, outcome: Outcome) -> RouteOutcome:

@@ -5,6 +5,7 @@ Changes nothing: the same code answers decide and explain.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from events.decision import CandidateTerms
 from router.board import Board
-from router.cost import FIT, TERMS, TOO_LONG, UNHEARD, Demand, pricer
+from router.cost import FIT, ROW, TERMS, TOO_LONG, UNHEARD, Demand, pricer
 from router.fleet import Fleet
 from router.member import Member
 from router.optimistic import OptimisticEntries
@@ -23,7 +24,9 @@ from router.route import RouteQuery
 
 Terms = NamedTuple("Terms", [(name, float) for name in TERMS])
 
-_SCORE, _TTFT, _OVERLAP = map(TERMS.index, ("score", "ttft_ms", "overlap_blocks"))
+_TTFT, _OVERLAP = map(TERMS.index, ("ttft_ms", "overlap_blocks"))
+_QUEUED = ROW.index("queued_tokens")
+_EVIDENCE = [ROW.index(name) for name in ("trust", "digest_at_s", "load_at_s")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +60,11 @@ class Field:
         self._digest_blocks = digest_blocks
         self._state = state
         self._terms = terms
-        self._fit = np.flatnonzero(state == FIT)
-        replicas = board.replicas
+        self._fit, replicas = board.everywhere, board.replicas
         if len(terms) < len(replicas):
+            self._fit = np.flatnonzero(state == FIT)
             replicas = [replicas[row] for row in self._fit.tolist()]
-        self._candidates = Candidates(
-            replicas,
-            terms[:, _SCORE],
-            terms[:, _OVERLAP],
-            self._candidate,
-        )
+        self._candidates = Candidates(replicas, terms, self._candidate)
 
     def __len__(self) -> int:
         return len(self._terms)
@@ -78,7 +76,7 @@ class Field:
     def scored(self, replica: str) -> Scored:
         """One of the candidates."""
         row = self._board.rows[replica]
-        terms = Terms(*self._terms[int(np.searchsorted(self._fit, row))].tolist())
+        terms = Terms(*self._terms[self._place(row)].tolist())
         return Scored(
             member=self._board.members[row],
             ttft_ms=terms.ttft_ms,
@@ -93,75 +91,70 @@ class Field:
 
     def least_queued_tokens(self) -> int:
         """The shortest queue, in prompt tokens to compute."""
-        return min(int(self._board.row(row).queued_tokens) for row in self._fit.tolist())
+        return int(self._board.table[self._fit, _QUEUED].min())
 
-    def filtered(self, count: int) -> tuple[CandidateTerms, ...]:
-        """At most so many of those that may not: first the unfit by id, then the unheard."""
-        rows = np.flatnonzero((self._state != FIT) & (self._state != UNHEARD)).tolist()
-        rows += np.flatnonzero(self._state == UNHEARD).tolist()
-        return tuple(self._without_terms(row) for row in rows[:count])
+    def shown(self, first: str | None, count: int) -> tuple[CandidateTerms, ...]:
+        """At most so many: `first`, then the best of the other candidates, then of those that may
+        not the unfit by id, at last the unheard."""
+        places = pricer().best(self._terms, count).tolist()
+        if first is not None:
+            place = self._place(self._board.rows[first])
+            places = [place, *(other for other in places if other != place)][:count]
+        shown = self._show(self._fit[places], self._terms[places], [None] * len(places))
+        if len(places) < count:
+            rows = self._filtered()[: count - len(places)]
+            nothing = np.zeros((len(rows), len(TERMS)))
+            shown += self._show(rows, nothing, [self._why(row) for row in rows.tolist()])
+        return tuple(shown)
 
     def reasons(self) -> set[str]:
         """Why those may not."""
-        return {self._why(row) for row in np.flatnonzero(self._state != FIT).tolist()}
+        return {self._why(row) for row in self._filtered().tolist()}
+
+    def _place(self, row: int) -> int:
+        """Among the candidates."""
+        return row if self._fit is self._board.everywhere else int(self._fit.searchsorted(row))
+
+    def _filtered(self) -> np.ndarray:
+        (unfit,) = ((self._state != FIT) & (self._state != UNHEARD)).nonzero()
+        (unheard,) = (self._state == UNHEARD).nonzero()
+        return np.concatenate((unfit, unheard))
 
     def _candidate(self, place: int) -> Candidate:
         row = int(self._fit[place])
-        at, terms = self._board.row(row), Terms(*self._terms[place].tolist())
+        at = self._board.row(row)
         return Candidate(
-            replica=self._board.members[row].replica,
-            overlap_blocks=int(terms.overlap_blocks),
+            replica=self._board.replicas[row],
+            overlap_blocks=int(self._terms[place, _OVERLAP]),
             requests=int(at.requests),
             queued_prefill_tokens=int(at.queued_tokens),
             used_blocks=int(at.total_blocks - at.free_blocks - at.cached_blocks),
             total_blocks=int(at.total_blocks),
-            terms=self._shown(self._board.members[row], terms),
         )
 
-    def shown(self, places: list[int]) -> list[CandidateTerms]:
-        """What is shown of the candidates at those places."""
-        members, rows = self._board.members, self._fit[places].tolist()
-        found = map(Terms._make, self._terms[places].tolist())
-        return [self._shown(members[row], terms) for row, terms in zip(rows, found, strict=True)]
-
-    def _shown(self, member: Member, terms: Terms) -> CandidateTerms:
-        return CandidateTerms(
-            replica=member.replica,
-            score=terms.score,
-            saved_prefill_ms=terms.saved_prefill_ms,
-            queue_ms=terms.queue_ms,
-            prefill_ms=terms.prefill_ms,
-            transfer_ms=0.0,
-            decode_share_ms=terms.decode_share_ms,
-            harm_ms=terms.harm_ms,
-            eviction_ms=terms.eviction_ms,
-            overload_ms=terms.overload_ms,
-            lateness_ms=terms.lateness_ms,
-            overlap_blocks=int(terms.overlap_blocks),
-            trust=member.trust.value,
-            digest_age_ms=1e3 * (self._now_s - member.digest_at_s),
-            load_age_ms=1e3 * (self._now_s - member.load_at_s),
-        )
-
-    def _without_terms(self, row: int) -> CandidateTerms:
-        member = self._board.members[row]
-        return CandidateTerms(
-            replica=member.replica,
-            score=0.0,
-            saved_prefill_ms=0.0,
-            queue_ms=0.0,
-            prefill_ms=0.0,
-            transfer_ms=0.0,
-            decode_share_ms=0.0,
-            harm_ms=0.0,
-            eviction_ms=0.0,
-            overload_ms=0.0,
-            lateness_ms=0.0,
-            overlap_blocks=0,
-            trust=member.trust.value,
-            digest_age_ms=1e3 * (self._now_s - member.digest_at_s),
-            load_age_ms=1e3 * (self._now_s - member.load_at_s),
-            filtered=self._why(row),
+    def _show(
+        self, rows: np.ndarray, terms: np.ndarray, why: Sequence[str | None]
+    ) -> list[CandidateTerms]:
+        """Column by column: a struct for each is quickly made, its numbers one by one are not."""
+        trust, digest_at_s, load_at_s = self._board.table[rows].T[_EVIDENCE]
+        score, saved, queue, prefill, *others, _, overlap, _, _ = terms.T.tolist()
+        replicas = self._board.replicas
+        return list(
+            map(
+                CandidateTerms,
+                [replicas[row] for row in rows.tolist()],
+                score,
+                saved,
+                queue,
+                prefill,
+                [0.0] * len(rows),
+                *others,
+                map(int, overlap),
+                trust.tolist(),
+                (1e3 * (self._now_s - digest_at_s)).tolist(),
+                (1e3 * (self._now_s - load_at_s)).tolist(),
+                why,
+            )
         )
 
     def _why(self, row: int) -> str:
