@@ -5,6 +5,8 @@ Nothing here holds prompts, tokens, block keys, tenants' keys or salts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -47,7 +49,7 @@ class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     predicted_cached_tokens: int
     predicted_ttft_ms: float
     reason: str
-    candidates: tuple[CandidateTerms, ...]
+    candidates: Sequence[CandidateTerms]
     decided_us: float
     wall_time_ms: int
     router: str = ""

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from configs.model.errors import TemplateError
 from events.errors import CoreError, UserError
+from events.wire import plain
 from router.decisions import DecisionRecord
 from router.errors import AttemptError
 from router.explain import Explainer
@@ -53,7 +54,9 @@ _CLEAR: Table = {"limit_blocks": Field("limit_blocks", integer(1))}
 
 def json_response(value: Any, status: int = 200) -> web.Response:
     return web.Response(
-        status=status, body=msgspec.json.encode(value), content_type="application/json"
+        status=status,
+        body=msgspec.json.encode(value, enc_hook=plain),
+        content_type="application/json",
     )
 
 

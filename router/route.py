@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from events.decision import RouteDecision
+from events.decision import CandidateTerms, RouteDecision
 from kvstore.identity import KeyChain
 
 
@@ -54,7 +55,7 @@ class NoReplica:
 
     reason: str
     retry_after_s: float
-    candidates: tuple = field(default=())
+    candidates: Sequence[CandidateTerms] = ()
 
 
 class Chooser(Protocol):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import repeat
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -93,19 +94,21 @@ class Field:
         """The shortest queue, in prompt tokens to compute."""
         return int(self._board.table[self._fit, _QUEUED].min())
 
-    def shown(self, first: str | None, count: int) -> tuple[CandidateTerms, ...]:
+    def shown(self, first: str | None, count: int) -> Shown:
         """At most so many: `first`, then the best of the other candidates, then of those that may
         not the unfit by id, at last the unheard."""
         places = pricer().best(self._terms, count).tolist()
         if first is not None:
             place = self._place(self._board.rows[first])
             places = [place, *(other for other in places if other != place)][:count]
-        shown = self._show(self._fit[places], self._terms[places], [None] * len(places))
+        rows, terms = self._fit[places], self._terms[places]
+        why: list[str] = []
         if len(places) < count:
-            rows = self._filtered()[: count - len(places)]
-            nothing = np.zeros((len(rows), len(TERMS)))
-            shown += self._show(rows, nothing, [self._why(row) for row in rows.tolist()])
-        return tuple(shown)
+            unfit = self._filtered()[: count - len(places)]
+            why = [self._why(row) for row in unfit.tolist()]
+            rows = np.concatenate((rows, unfit))
+            terms = np.concatenate((terms, np.zeros((len(unfit), len(TERMS)))))
+        return Shown(self._board, rows, terms, why, self._now_s)
 
     def reasons(self) -> set[str]:
         """Why those may not."""
@@ -132,31 +135,6 @@ class Field:
             total_blocks=int(at.total_blocks),
         )
 
-    def _show(
-        self, rows: np.ndarray, terms: np.ndarray, why: Sequence[str | None]
-    ) -> list[CandidateTerms]:
-        """Column by column: a struct for each is quickly made, its numbers one by one are not."""
-        trust, digest_at_s, load_at_s = self._board.table[rows].T[_EVIDENCE]
-        score, saved, queue, prefill, *others, _, overlap, _, _ = terms.T.tolist()
-        replicas = self._board.replicas
-        return list(
-            map(
-                CandidateTerms,
-                [replicas[row] for row in rows.tolist()],
-                score,
-                saved,
-                queue,
-                prefill,
-                [0.0] * len(rows),
-                *others,
-                map(int, overlap),
-                trust.tolist(),
-                (1e3 * (self._now_s - digest_at_s)).tolist(),
-                (1e3 * (self._now_s - load_at_s)).tolist(),
-                why,
-            )
-        )
-
     def _why(self, row: int) -> str:
         member, query = self._board.members[row], self._query
         if query.pin is not None and member.replica != query.pin:
@@ -166,6 +144,61 @@ class Field:
         if self._state[row] == TOO_LONG:
             return "too_long"
         return member.unavailable(self._now_s) or "unheard"
+
+
+class Shown(Sequence[CandidateTerms]):
+    """What is kept of a field to be shown. The structs are made when the first of them is read,
+    which for most choices is after the request is on its way."""
+
+    __slots__ = ("_evidence", "_made", "_names", "_now_s", "_rows", "_terms", "_why")
+
+    def __init__(
+        self, board: Board, rows: np.ndarray, terms: np.ndarray, why: list[str], now_s: float
+    ) -> None:
+        """`rows` of the board with their terms; why the last ones are no candidates."""
+        self._names = board.replicas
+        self._rows = rows
+        self._terms = terms
+        self._evidence = board.table[rows]
+        self._why = why
+        self._now_s = now_s
+        self._made: list[CandidateTerms] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> CandidateTerms: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[CandidateTerms]: ...
+
+    def __getitem__(self, index: int | slice) -> CandidateTerms | list[CandidateTerms]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made[index]
+
+    def _make(self) -> list[CandidateTerms]:
+        """Column by column: a struct is quickly made, its numbers one by one are not."""
+        trust, digest_at_s, load_at_s = self._evidence.T[_EVIDENCE]
+        score, saved, queue, prefill, *others, _, overlap, _, _ = self._terms.T.tolist()
+        return list(
+            map(
+                CandidateTerms,
+                [self._names[row] for row in self._rows.tolist()],
+                score,
+                saved,
+                queue,
+                prefill,
+                repeat(0.0),
+                *others,
+                map(int, overlap),
+                trust.tolist(),
+                (1e3 * (self._now_s - digest_at_s)).tolist(),
+                (1e3 * (self._now_s - load_at_s)).tolist(),
+                [*repeat(None, len(self) - len(self._why)), *self._why],
+            )
+        )
 
 
 class Scorer:

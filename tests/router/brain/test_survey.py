@@ -94,7 +94,8 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
                 oracle_of.price.new_blocks,
             )
             assert of.ttft_ms == pytest.approx(oracle_of.price.ttft_ms)
-        assert found.shown(None, replicas)[len(expected.scored) :] == expected.filtered
+        shown = found.shown(None, replicas)[len(expected.scored) :]
+        assert shown == list(expected.filtered)
         if not expected.scored:
             continue
         dice = random.Random()
