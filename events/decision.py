@@ -5,12 +5,10 @@ Nothing here holds prompts, tokens, block keys, tenants' keys or salts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 
-class CandidateTerms(msgspec.Struct, frozen=True):
+class CandidateTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The very terms that decided, for one replica, in ms. `score` is larger for better.
 
     `filtered` names the filter that took the replica out, else None.
@@ -35,8 +33,7 @@ class CandidateTerms(msgspec.Struct, frozen=True):
 
 
 class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice, reserved in the same call. `queued_tokens`: the prefill that is believed to wait
-    there already."""
+    """One choice, reserved in the same call."""
 
     decision_id: str
     request_id: str
@@ -49,11 +46,9 @@ class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     predicted_cached_tokens: int
     predicted_ttft_ms: float
     reason: str
-    candidates: Sequence[CandidateTerms]
+    candidates: tuple[CandidateTerms, ...]
     decided_us: float
     wall_time_ms: int
-    router: str = ""
-    queued_tokens: int = 0
 
 
 class RouteOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,16 +71,12 @@ class StepFrame(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     deltas: tuple[CoreDelta, ...]
 
 
-class LinkWelcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="welcome"):
-    """The replica's answer to `LinkHello`; a larger `boot` fences everything older.
-
-    `continues`: it heeds `CoreRequest.progress`.
-    """
+class LinkWelcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    """The replica's answer to `LinkHello`; a larger `boot` fences everything older."""
 
     version: int
     replica: str
     boot: int
-    continues: bool = False
 
 
 class CacheCleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared"):

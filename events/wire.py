@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -13,15 +12,7 @@ from events.request import MAX_LINK_FRAME_BYTES, RouterFrame
 
 T = TypeVar("T")
 
-
-def plain(value: Any) -> list[Any]:
-    """What msgspec doesn't know: sequences whose items are made when they are first read."""
-    if isinstance(value, Sequence):
-        return list(value)
-    raise NotImplementedError(type(value).__name__)
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=plain)
+_encoder = msgspec.msgpack.Encoder()
 _router_frames: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(RouterFrame)
 _replica_frames: msgspec.msgpack.Decoder[ReplicaFrame] = msgspec.msgpack.Decoder(ReplicaFrame)
 

@@ -84,9 +84,7 @@ class LinkServer:
 
     def _welcome(self) -> LinkWelcome:
         settings = self._settings
-        return LinkWelcome(
-            version=LINK_VERSION, replica=settings.replica, boot=settings.boot, continues=True
-        )
+        return LinkWelcome(version=LINK_VERSION, replica=settings.replica, boot=settings.boot)
 
     async def _introduction(self, socket: web.WebSocketResponse) -> None:
         """Wait for a good LinkHello. Raises LinkRefusedError."""

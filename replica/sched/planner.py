@@ -209,7 +209,6 @@ class Planner:
             request.recomputed_tokens = max(0, request.recomputed_tokens - hit_tokens)
             return
         request.scheduled_s = now_s
-        # Of a request that goes on from elsewhere the whole prompt may lie in the cache.
-        request.cached_tokens = min(hit_tokens, request.prompt_tokens - 1)
+        request.cached_tokens = hit_tokens
         self.prompt_tokens += request.prompt_tokens
-        self.cached_tokens += request.cached_tokens
+        self.cached_tokens += hit_tokens

@@ -125,15 +125,8 @@ def digest_bits(*chains: KeyChain, shape: DigestShape = SHAPE) -> np.ndarray:
 class World:
     """Fleet and brain, and shorthand for what happens to them."""
 
-    def __init__(
-        self,
-        replicas: int = 0,
-        policy: str = "warmroute",
-        seed: int = 1,
-        clock: Clock | None = None,
-        router_boot: str | None = None,
-    ) -> None:
-        self.clock = clock or Clock()
+    def __init__(self, replicas: int = 0, policy: str = "warmroute", seed: int = 1) -> None:
+        self.clock = Clock()
         self.fleet = Fleet(EXPECTED, self.clock)
         self.told: list[RouteDecision] = []
         self.brain = RouterBrain(
@@ -142,7 +135,6 @@ class World:
             self.clock,
             random.Random(seed),
             on_decision=self.told.append,
-            router_boot=router_boot,
         )
         self.asked = 0
         for number in range(replicas):
