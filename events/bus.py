@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from events.store import Store
 
 Handler = Callable[[str, bytes], None]
 """(subject, payload); runs on the event loop and must not block."""
@@ -37,6 +40,9 @@ class Bus(Protocol):
 
     def on_gap(self, listener: GapListener) -> None:
         """Register for possible losses."""
+
+    def store(self, bucket: str) -> Store:
+        """What the bus's server keeps under that name; whether it can shows at its use."""
 
     @property
     def connected(self) -> bool:

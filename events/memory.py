@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from events.bus import GapListener, Handler, Responder
+from events.store import ChangeListener, Entry, StoreError
 
 Fault = Callable[[str, bytes], Sequence[int]]
 """(subject, payload) to the copies that arrive: each number says behind how many later messages.
@@ -38,6 +39,8 @@ class MemoryHub:
         self.fault: Fault | None = None
         self._subscriptions: list[MemorySubscription] = []
         self._late: list[_Late] = []
+        self.buckets: dict[str, dict[str, Entry]] = {}
+        self.has_store = True
 
     def publish(self, subject: str, payload: bytes) -> None:
         """Deliver the copies that the fault leaves, and what has waited long enough."""
@@ -125,6 +128,50 @@ class MemorySubscription:
         self.bus.hub.remove(self)
 
 
+class MemoryStore:
+    """One bucket as one client sees it. A hub without `has_store` has no JetStream."""
+
+    def __init__(self, bus: MemoryBus, bucket: str) -> None:
+        self._bus = bus
+        self._bucket = bucket
+
+    async def put(self, key: str, value: bytes) -> int:
+        """See Store.put."""
+        entries = self._entries()
+        revision = await self.last_revision() + 1
+        entries[key] = Entry(key, value, revision)
+        await self._bus.publish(self._subject(key), value)
+        return revision
+
+    async def get(self, key: str) -> Entry | None:
+        """See Store.get."""
+        return self._entries().get(key)
+
+    async def load(self) -> list[Entry]:
+        """See Store.load."""
+        return list(self._entries().values())
+
+    async def last_revision(self) -> int:
+        """See Store.last_revision."""
+        return max((entry.revision for entry in self._entries().values()), default=0)
+
+    async def watch(self, listener: ChangeListener) -> MemorySubscription:
+        """See Store.watch."""
+
+        def changed(subject: str, _payload: bytes) -> None:
+            listener(subject.removeprefix(self._subject("")))
+
+        return await self._bus.subscribe(self._subject("*.*"), changed)
+
+    def _subject(self, key: str) -> str:
+        return f"$KV.{self._bucket}.{key}"
+
+    def _entries(self) -> dict[str, Entry]:
+        if not (self._bus.connected and self._bus.hub.has_store):
+            raise StoreError("the bus has no store")
+        return self._bus.hub.buckets.setdefault(self._bucket, {})
+
+
 class MemoryBus:
     """One client. Buses that should hear each other share a hub."""
 
@@ -192,6 +239,10 @@ class MemoryBus:
                 listener(reason)
             except Exception:
                 self.handler_failures += 1
+
+    def store(self, bucket: str) -> MemoryStore:
+        """A bucket of the hub's."""
+        return MemoryStore(self, bucket)
 
     async def close(self) -> None:
         """Leave the hub."""

@@ -19,6 +19,7 @@ from nats.errors import SlowConsumerError
 from events.bus import GapListener, Handler, Responder
 from events.envelope import MAX_BUS_MESSAGE_BYTES
 from events.errors import BusError, WireError
+from events.kv import NatsStore
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +170,10 @@ class NatsBus:
         except ClientError:
             raise TimeoutError from None
         return bytes(reply.data)
+
+    def store(self, bucket: str) -> NatsStore:
+        """A JetStream bucket of this server."""
+        return NatsStore(self, lambda: self._client, bucket)
 
     def on_gap(self, listener: GapListener) -> None:
         """Register for possible losses."""

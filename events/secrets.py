@@ -1,4 +1,4 @@
-"""What is derived from the cluster's secret, besides block keys: the word spoken on the link.
+"""What is derived from the cluster's secret, besides block keys: the link's word, a seal's key.
 
 The secret itself never crosses a process border; each use gets its own derived value.
 """
@@ -25,3 +25,8 @@ def parse_secret(text: str) -> bytes:
 def link_secret(cluster_secret: bytes) -> str:
     """What a router presents in its LinkHello: 64 hex digits."""
     return hmac.new(cluster_secret, b"wr-link-1", hashlib.sha256).hexdigest()
+
+
+def registry_key(cluster_secret: bytes) -> bytes:
+    """What routers seal their shared settings with: 32 bytes."""
+    return hmac.digest(cluster_secret, b"wr-registry-1", "sha256")

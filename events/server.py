@@ -19,7 +19,9 @@ from pathlib import Path
 from configs.schema import BusConfig
 from events.envelope import MAX_BUS_MESSAGE_BYTES
 from events.errors import BusError
+from events.kv import bucket_of, store_subjects
 from events.nats import inbox_prefix
+from events.store import MAX_STORE_BYTES
 from events.subjects import (
     PREFIX,
     check_id,
@@ -180,6 +182,11 @@ class EmbeddedNats:
             "logfile_size_limit": 4 * 1024 * 1024,
             "logfile_max_num": 2,
             "authorization": {"users": self._users},
+            "jetstream": {
+                "store_dir": str(self._dir / "jetstream"),
+                "max_memory_store": 0,
+                "max_file_store": 2 * MAX_STORE_BYTES,
+            },
         }
 
     @property
@@ -215,12 +222,14 @@ def _user(name: str, publish: list[str], subscribe: list[str]) -> dict[str, obje
 
 
 def _router(cluster: str, router: str) -> dict[str, object]:
+    bucket = bucket_of(cluster)
     publish = [
         router_subject(cluster, router, "*"),
         snapshot_subject(cluster, "*"),
         roll_call_subject(cluster),
+        *store_subjects(bucket),
     ]
-    return _user(f"router-{router}", publish, [f"{PREFIX}.{cluster}.>"])
+    return _user(f"router-{router}", publish, [f"{PREFIX}.{cluster}.>", f"$KV.{bucket}.>"])
 
 
 def _replica(cluster: str, replica: str) -> dict[str, object]:

@@ -81,7 +81,7 @@ async def ear() -> AsyncIterator[Ear]:
 
 async def test_it_starts_with_hello_and_load(ear: Ear) -> None:
     assert [kind for kind, _ in ear.heard] == ["hello", "load"]
-    assert {(e.replica, e.boot, e.generation, e.seq) for _, e in ear.heard} == {("r0", 7, 1, 0)}
+    assert {(e.sender, e.boot, e.generation, e.seq) for _, e in ear.heard} == {("r0", 7, 1, 0)}
     assert ear.last("hello", ReplicaHello) == hello(WIDE)
 
 
