@@ -5,10 +5,12 @@ Nothing here holds prompts, tokens, block keys, tenants' keys or salts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 
-class CandidateTerms(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateTerms(msgspec.Struct, frozen=True):
     """The very terms that decided, for one replica, in ms. `score` is larger for better.
 
     `filtered` names the filter that took the replica out, else None.
@@ -33,7 +35,8 @@ class CandidateTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice, reserved in the same call."""
+    """One choice, reserved in the same call. `queued_tokens`: the prefill that is believed to wait
+    there already."""
 
     decision_id: str
     request_id: str
@@ -46,9 +49,11 @@ class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     predicted_cached_tokens: int
     predicted_ttft_ms: float
     reason: str
-    candidates: tuple[CandidateTerms, ...]
+    candidates: Sequence[CandidateTerms]
     decided_us: float
     wall_time_ms: int
+    router: str = ""
+    queued_tokens: int = 0
 
 
 class RouteOutcome(msgspec.Struct, frozen=True, kw_only=True):

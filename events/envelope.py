@@ -1,4 +1,4 @@
-"""The envelope of a replica's bus messages: who, which life, which generation, which number."""
+"""The envelope of bus messages: who speaks, which life, which generation, which number."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MAX_BUS_MESSAGE_BYTES = 1024 * 1024
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """`boot` orders the lives of one replica id; `seq` counts deltas within `generation`.
-
-    For messages other than digest deltas `seq` is the number of the last delta at that time.
+    """`boot` orders the lives of one id. Of a replica, `seq` counts digest deltas within
+    `generation`, and in its other messages it is the number of the last delta at that time. Of a
+    router, `seq` counts what it tells the other routers, and `generation` is 0.
     """
 
     version: int
-    replica: str
+    sender: str
     boot: int
     generation: int
     seq: int
@@ -28,10 +28,10 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
-def seal(replica: str, boot: int, generation: int, seq: int, payload: msgspec.Struct) -> bytes:
+def seal(sender: str, boot: int, generation: int, seq: int, payload: msgspec.Struct) -> bytes:
     """A payload struct in its envelope, as bytes."""
     raw = msgspec.Raw(_encoder.encode(payload))
-    return _encoder.encode(Envelope(ENVELOPE_VERSION, replica, boot, generation, seq, raw))
+    return _encoder.encode(Envelope(ENVELOPE_VERSION, sender, boot, generation, seq, raw))
 
 
 def unseal(data: bytes) -> Envelope:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import msgspec
 
+QUEUE_LONGER = "queue_longer"
+"""The code of a replica whose queue is far longer than the router believed."""
+
 
 class CoreError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error as it crosses processes; the gateway turns it into OpenAI's error body.

@@ -222,7 +222,7 @@ class Feed:
         try:
             role, replica, kind = split(subject)
             envelope = unseal(payload)
-            if role != "replica" or envelope.replica != replica:
+            if role != "replica" or envelope.sender != replica:
                 raise WireError("a message under another one's subject")
             life = self._life_of(replica, envelope.boot)
             if life is not None:

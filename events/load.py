@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-OWN_ENGINE = "warmroute"
-
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """What must be equal for two replicas to be able to read each other's KV."""
@@ -26,11 +24,7 @@ class DigestShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
-    """Sent at start, on request and every few seconds. Fingerprints are hex digests.
-
-    Another `engine` than ours is asked by HTTP: its `link_url` is the server's base URL. Without
-    `digests` nobody will ever tell what it holds.
-    """
+    """Sent at start, on request and every few seconds. Fingerprints are hex digests."""
 
     model: str
     weights: str
@@ -46,8 +40,6 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
     device: str
     version: str
-    engine: str = OWN_ENGINE
-    digests: bool = True
 
 
 class PrefillFit(msgspec.Struct, frozen=True, array_like=True):

@@ -71,12 +71,16 @@ class StepFrame(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     deltas: tuple[CoreDelta, ...]
 
 
-class LinkWelcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
-    """The replica's answer to `LinkHello`; a larger `boot` fences everything older."""
+class LinkWelcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="welcome"):
+    """The replica's answer to `LinkHello`; a larger `boot` fences everything older.
+
+    `continues`: it heeds `CoreRequest.progress`.
+    """
 
     version: int
     replica: str
     boot: int
+    continues: bool = False
 
 
 class CacheCleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared"):

@@ -37,6 +37,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
 
 
+class ChildProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far one child had come elsewhere. `output`: the ids that its client has, u32 little
+    endian. A child that has `finished` is not generated again."""
+
+    output: bytes = b""
+    finished: bool = False
+
+    def token_ids(self) -> np.ndarray:
+        """`output` as uint32, shape (tokens,). Raises ValueError on a ragged buffer."""
+        return np.frombuffer(self.output, dtype="<u4")
+
+
 class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
     """One request as the replica gets it: ids only, no messages, no key of a tenant.
 
@@ -44,7 +56,13 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     derived from the authenticated tenant; `public_cut_blocks` full blocks at the head are hashed
     without it (a registered public prefix). Deadlines are budgets in ms from receipt.
     `(router_boot, dispatch_seq)` comes back in load reports, so that the router knows which of its
-    own dispatches a report has already seen.
+    own dispatches a report has already seen. `believed_queue_tokens`: the prefill that the router
+    believes to wait there; where far more waits the replica may send the request elsewhere. None
+    where it may not.
+
+    `progress` is empty, or one entry for each of `n` children: then they go on where another
+    replica broke off. What the client has counts as output (limits, penalties, positions), and
+    deltas hold only what follows; their usage counts everything.
     """
 
     request_id: str
@@ -63,6 +81,8 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     itl_deadline_ms: float | None = None
     e2e_deadline_ms: float | None = None
     predicted_cached_tokens: int = 0
+    believed_queue_tokens: int | None = None
+    progress: tuple[ChildProgress, ...] = ()
 
     def token_ids(self) -> np.ndarray:
         """The prompt as uint32, shape (prompt_tokens,). Raises ValueError on a ragged buffer."""

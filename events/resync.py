@@ -53,7 +53,7 @@ async def fetch_snapshot(bus: Bus, cluster: str, replica: str, boot: int) -> Fro
         request = _encode(assembly.next_request)
         reply = await bus.request(snapshot_subject(cluster, replica), request, CHUNK_TIMEOUT_S)
         envelope = unseal(reply)
-        if (envelope.replica, envelope.boot) != (replica, boot):
+        if (envelope.sender, envelope.boot) != (replica, boot):
             raise WireError("the snapshot is of another replica or life")
         frozen = assembly.add(decode_chunk(bytes(envelope.payload)))
         if frozen is not None:

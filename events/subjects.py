@@ -31,7 +31,7 @@ def roll_call_subject(cluster: str) -> str:
 
 
 def router_subject(cluster: str, router: str, kind: str) -> str:
-    """kind: decision, outcome, alarm."""
+    """kind: decision, outcome, alarm, peers. `router` may be "*" for a subscriber."""
     return f"{PREFIX}.{cluster}.router.{router}.{kind}"
 
 
@@ -41,3 +41,8 @@ def split(subject: str) -> tuple[str, str, str]:
     if len(parts) != 6:
         raise ValueError("not a replica or router subject")
     return parts[3], parts[4], parts[5]
+
+
+def router_boot_name(router: str, boot: int) -> str:
+    """One life of a router, as requests and load reports name it."""
+    return f"{router}-{boot}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,7 +13,15 @@ from events.request import MAX_LINK_FRAME_BYTES, RouterFrame
 
 T = TypeVar("T")
 
-_encoder = msgspec.msgpack.Encoder()
+
+def plain(value: Any) -> list[Any]:
+    """What msgspec doesn't know: sequences whose items are made when they are first read."""
+    if isinstance(value, Sequence):
+        return list(value)
+    raise NotImplementedError(type(value).__name__)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=plain)
 _router_frames: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(RouterFrame)
 _replica_frames: msgspec.msgpack.Decoder[ReplicaFrame] = msgspec.msgpack.Decoder(ReplicaFrame)
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from configs.model.errors import TemplateError
 from events.errors import CoreError, UserError
+from events.wire import plain
 from router.decisions import DecisionRecord
 from router.errors import AttemptError
 from router.explain import Explainer
@@ -53,7 +54,9 @@ _CLEAR: Table = {"limit_blocks": Field("limit_blocks", integer(1))}
 
 def json_response(value: Any, status: int = 200) -> web.Response:
     return web.Response(
-        status=status, body=msgspec.json.encode(value), content_type="application/json"
+        status=status,
+        body=msgspec.json.encode(value, enc_hook=plain),
+        content_type="application/json",
     )
 
 
@@ -84,6 +87,7 @@ class Admin:
         """To be added to the application."""
         return [
             web.get("/router/replicas", self.replicas),
+            web.get("/router/peers", self.peers),
             web.get("/router/alarms", self.alarms),
             web.get("/router/decisions", self.decisions),
             web.get("/router/decisions/{id}", self.decision),
@@ -112,6 +116,12 @@ class Admin:
                 }
             )
         return json_response({"replicas": views})
+
+    async def peers(self, request: web.Request) -> web.Response:
+        """This router, and the others that it hears."""
+        self._of.gate.check_reader(request.headers)
+        views = self._of.brain.peers.views(time.monotonic())
+        return json_response({"router": self._of.config.router.id, "peers": views})
 
     async def alarms(self, request: web.Request) -> web.Response:
         """Active alarms, and how often each was raised."""

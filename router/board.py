@@ -36,6 +36,7 @@ class Board:
         self.rows = {member.replica: row for row, member in enumerate(members)}
         self.table = np.zeros((len(members), len(ROW)))
         self.everybody = np.ones(len(members), np.uint8)
+        self.everywhere = np.arange(len(members))
         self._seats: Seats | None = None
         self._slots: np.ndarray | None = None
         self._slots_version = 0

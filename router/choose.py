@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from configs.schema import RouterConfig
-from events.decision import CandidateTerms, RouteDecision, RouteOutcome
+from events.decision import RouteDecision, RouteOutcome
 from router.alarms import Clock
 from router.decisions import DecisionLog
 from router.fleet import Fleet
+from router.marks import marks_of
 from router.optimistic import OptimisticEntries
+from router.peers import Peers
 from router.policies import make_policy
 from router.policies.base import Pick
 from router.reserve import Ledger, Reservation
@@ -51,7 +53,6 @@ class _Open:
     prediction: Prediction
     expires_s: float
     answered: bool = False
-    observed: bool = False
 
 
 class RouterBrain:
@@ -78,7 +79,8 @@ class RouterBrain:
         self._clock = clock
         self._policy = make_policy(config.policy)
         self.shadow = Shadow(config.shadow_policy, clock)
-        self._scorer = Scorer(fleet, self.ledger, self.optimistic, self.router_boot)
+        self.peers = Peers(self.ledger.changed)
+        self._scorer = Scorer(fleet, self.ledger, self.optimistic, self.router_boot, self.peers)
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._dispatch_seq = 0
         self._output_tokens = FIRST_OUTPUT_GUESS_TOKENS
@@ -127,7 +129,7 @@ class RouterBrain:
         return self._decision(query, field, pick, scored, "", 0, now_s)
 
     def first_token(
-        self, decision_id: str, cached_tokens: int | None, prompt_tokens: int, ttft_ms: float
+        self, decision_id: str, cached_tokens: int, prompt_tokens: int, ttft_ms: float
     ) -> None:
         """The prefill is over. Idempotent; unknown ids are ignored."""
         entry = self._open.get(decision_id)
@@ -136,21 +138,19 @@ class RouterBrain:
         entry.answered = True
         self.ledger.first_token(decision_id)
         replica = entry.decision.replica
-        if cached_tokens is not None:
-            self._observe(entry, cached_tokens, ttft_ms)
+        self.fleet.observe(replica, entry.boot, entry.prediction, cached_tokens, ttft_ms)
         self.fleet.expect_shown(replica, entry.boot, entry.query.chain)
         self.fleet.replica_alive(replica, entry.boot)
 
     def finish(self, decision_id: str, outcome: Outcome) -> None:
         """Release, learn, record. Only the first call for a decision counts."""
         if outcome.status == "ok" and outcome.ttft_ms is not None:
-            cached_tokens = outcome.cached_tokens if outcome.cached_told else None
-            self.first_token(decision_id, cached_tokens, outcome.prompt_tokens, outcome.ttft_ms)
+            self.first_token(
+                decision_id, outcome.cached_tokens, outcome.prompt_tokens, outcome.ttft_ms
+            )
         entry = self._open.pop(decision_id, None)
         if entry is None:
             return
-        if outcome.status == "ok" and outcome.cached_told and outcome.ttft_ms is not None:
-            self._observe(entry, outcome.cached_tokens, outcome.ttft_ms)
         self.ledger.release(decision_id)
         self._learn(entry, outcome)
         report = _report(entry.decision, outcome)
@@ -161,6 +161,7 @@ class RouterBrain:
     def cache_cleared(self, replica: str) -> None:
         """The replica was told to forget its cache: what was promised there is gone too."""
         self.optimistic.forget_replica(replica)
+        self.peers.marks.forget_replica(replica)
 
     def _choose(self, query: RouteQuery, now_s: float) -> tuple[Field, Pick | NoReplica]:
         field = self._scorer.survey(query, self._output_tokens, now_s)
@@ -173,7 +174,7 @@ class RouterBrain:
 
     def _nobody(self, query: RouteQuery, field: Field, now_s: float) -> NoReplica:
         """Why nobody can take it, and when asking again may help."""
-        kept = field.filtered(CANDIDATES_KEPT)
+        kept = field.shown(None, CANDIDATES_KEPT)
         reasons = field.reasons() - {"not_pinned"}
         if query.pin is not None and not reasons:
             return NoReplica("the replica asked for is not there", RETRY_S, kept)
@@ -209,9 +210,11 @@ class RouterBrain:
             predicted_cached_tokens=scored.cached_tokens,
             predicted_ttft_ms=scored.ttft_ms,
             reason="pinned" if query.pin is not None else pick.reason,
-            candidates=_shown(field, pick),
+            candidates=field.shown(pick.candidate.replica, CANDIDATES_KEPT),
             decided_us=1e6 * (self._clock() - now_s),
             wall_time_ms=int(1e3 * time.time()),
+            router=self._config.id,
+            queued_tokens=pick.candidate.queued_prefill_tokens,
         )
 
     def _reserve(
@@ -231,6 +234,7 @@ class RouterBrain:
                 blocks=scored.new_blocks,
                 prefill_until_s=now_s + self._config.first_token_timeout_s + EXPIRY_GRACE_S,
                 expires_s=expires_s,
+                marks=marks_of(query.chain, scored.digest_blocks) if len(self.peers) else b"",
             )
         )
         member.breaker.begin(now_s)
@@ -241,13 +245,6 @@ class RouterBrain:
         self._open[decision.decision_id] = _Open(
             decision, query, member.boot, prediction, expires_s
         )
-
-    def _observe(self, entry: _Open, cached_tokens: int, ttft_ms: float) -> None:
-        """Prediction meets reality, once."""
-        if not entry.observed:
-            entry.observed = True
-            replica = entry.decision.replica
-            self.fleet.observe(replica, entry.boot, entry.prediction, cached_tokens, ttft_ms)
 
     def _optimistic_ttl_s(self, scored: Scored) -> float:
         known = self.fleet.index.known(scored.member.replica)
@@ -278,6 +275,7 @@ class RouterBrain:
 
     def _end_life(self, replica: str) -> None:
         self.ledger.end_life(replica)
+        self.peers.end_life(replica)
         self.optimistic.forget_replica(replica)
 
 
@@ -290,19 +288,7 @@ def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:
     if soonest_ms <= query.ttft_deadline_ms or field.least_queued_tokens() <= 0:
         return None
     retry_s = min(MAX_RETRY_S, max(1.0, 1e-3 * (soonest_ms - query.ttft_deadline_ms)))
-    kept = tuple(candidate.terms for candidate in field.candidates()[:CANDIDATES_KEPT])
-    return NoReplica("deadline", retry_s, kept)
-
-
-def _shown(field: Field, pick: Pick) -> tuple[CandidateTerms, ...]:
-    """The chosen one first, then the best of the others, then who was filtered out."""
-    candidates = field.candidates()
-    chosen = pick.candidate.replica
-    best = candidates.top(CANDIDATES_KEPT)
-    others = field.shown([place for place in best if candidates.replicas[place] != chosen])
-    room = CANDIDATES_KEPT - 1 - len(others)
-    filtered = field.filtered(room) if room > 0 else ()
-    return (pick.candidate.terms, *others, *filtered)[:CANDIDATES_KEPT]
+    return NoReplica("deadline", retry_s, field.shown(None, CANDIDATES_KEPT))
 
 
 def _report(decision: RouteDecision, outcome: Outcome) -> RouteOutcome:

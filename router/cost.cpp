@@ -64,8 +64,10 @@ long filter(const Row *table, long n, const Ask &ask, const uint8_t *asked, uint
 
 }  // namespace
 
-extern "C" long wr_price(const Row *table, long n, const Ask *asks, const Weights *w,
-                         const uint8_t *asked, const int32_t *depths, uint8_t *state, double *out) {
+extern "C" {
+
+long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const uint8_t *asked,
+              const int32_t *depths, uint8_t *state, double *out) {
     const Ask &ask = *asks;
     const long fit = filter(table, n, ask, asked, state);
     double idle_ms = INFINITY, crowd_ms = INFINITY;
@@ -131,3 +133,18 @@ extern "C" long wr_price(const Row *table, long n, const Ask *asks, const Weight
     }
     return fit;
 }
+
+// Places of the `keep` best scores, best first, ties in order: most never get past the worst kept.
+long wr_best(const double *terms, long width, long fit, int64_t *best, long keep) {
+    long kept = 0;
+    for (long place = 0; place < fit; place++) {
+        const double score = terms[place * width];
+        if (kept == keep && !(score > terms[best[kept - 1] * width])) continue;
+        long at = kept < keep ? kept++ : keep - 1;
+        for (; at > 0 && score > terms[best[at - 1] * width]; at--) best[at] = best[at - 1];
+        best[at] = place;
+    }
+    return kept;
+}
+
+}  // extern "C"

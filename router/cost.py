@@ -114,6 +114,9 @@ class Pricer(Protocol):
         `table` is float64 (n, len(ROW)), `asked` uint8 (n,), `depths` int32 (n,): the leading
         blocks that each is believed to hold."""
 
+    def best(self, terms: np.ndarray, count: int) -> np.ndarray:
+        """Rows of the `count` best scores, best first, ties in order: int64."""
+
 
 class NativePricer:
     """Compiled from cost.cpp."""
@@ -143,6 +146,11 @@ class NativePricer:
         )
         return state, terms[:fit]
 
+    def best(self, terms: np.ndarray, count: int) -> np.ndarray:
+        rows = np.empty(count, np.int64)
+        kept = self._library.wr_best(address(terms), len(TERMS), len(terms), address(rows), count)
+        return rows[:kept]
+
 
 class NumpyPricer:
     """The same without a compiler."""
@@ -160,6 +168,9 @@ class NumpyPricer:
         if not fit.size:
             return state, np.empty((0, len(TERMS)))
         return state, _terms(_Rows(table[fit]), demand, depths[fit].astype(np.float64), now_s)
+
+    def best(self, terms: np.ndarray, count: int) -> np.ndarray:
+        return np.argsort(-terms[:, 0], kind="stable")[:count]
 
 
 class _Rows:
@@ -302,6 +313,8 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, long = ctypes.c_void_p, ctypes.c_long
     library.wr_price.argtypes = [pointer, long, ctypes.POINTER(_Ask), *[pointer] * 5]
     library.wr_price.restype = long
+    library.wr_best.argtypes = [pointer, long, long, pointer, long]
+    library.wr_best.restype = long
     return library
 
 

@@ -7,16 +7,14 @@ is the only release; every exit path leads there, and only its first call counts
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 from events.decision import RouteDecision
 from events.errors import CoreError, UserError
 from events.output import CLEAN_FINISHES, CoreDelta, Usage
-from events.request import CoreRequest, SamplingParams
+from events.request import ChildProgress, CoreRequest, SamplingParams
 from kvstore.identity import KeyChain
-from router.backends.attempt import ForeignAttempt
 from router.errors import AttemptError, finish_failure, transport_failure
 from router.links import Links
 from router.route import Chooser, NoReplica, Outcome, RouteQuery
@@ -50,12 +48,13 @@ class Job:
     ttft_deadline_ms: float | None = None
     itl_deadline_ms: float | None = None
 
-    @property
-    def ttft_due_ms(self) -> float:
-        """Until when the first token is of use, from the start of an attempt."""
-        if self.ttft_deadline_ms is None:
-            return 1000 * self.first_token_timeout_s
-        return self.ttft_deadline_ms
+    def ttft_due_ms(self, leg: Leg) -> float:
+        """Until when the first token is of use, from the start of an attempt. Whoever has read the
+        head of an answer is better served late than never."""
+        limit_ms = 1000 * leg.first_token_s
+        if leg.progress or self.ttft_deadline_ms is None:
+            return limit_ms
+        return min(limit_ms, self.ttft_deadline_ms)
 
     @property
     def prompt_tokens(self) -> int:
@@ -66,22 +65,58 @@ class Job:
         """Prompt and answers, each of `answer_tokens` or of as many as it may have."""
         return self.prompt_tokens + self.sampling.n * min(self.sampling.max_tokens, answer_tokens)
 
-    def query(self, attempt: int, exclude: frozenset[str]) -> RouteQuery:
-        """What the chooser is asked."""
+    def first_leg(self) -> Leg:
+        """The first attempt."""
+        return Leg(
+            attempt=1,
+            failed=frozenset(),
+            progress=(),
+            first_token_s=self.first_token_timeout_s,
+            left_s=self.timeout_s,
+        )
+
+    def query(self, leg: Leg, unable: frozenset[str] = frozenset()) -> RouteQuery:
+        """What the chooser is asked: anybody but who failed or is `unable`. Tokens that were
+        delivered already are prompt by now."""
         return RouteQuery(
             request_id=self.request_id,
-            attempt=attempt,
+            attempt=leg.attempt,
             tenant=self.tenant,
             pool=self.pool,
             chain=self.chain,
-            prompt_tokens=self.prompt_tokens,
-            max_tokens=self.sampling.n * self.sampling.max_tokens,
+            prompt_tokens=self.prompt_tokens + leg.carried_tokens,
+            max_tokens=self.sampling.n * self.sampling.max_tokens - leg.carried_tokens,
             block_tokens=self.block_tokens,
-            ttft_deadline_ms=self.ttft_due_ms,
+            ttft_deadline_ms=self.ttft_due_ms(leg),
             priority=self.priority,
-            exclude=exclude,
+            exclude=unable | leg.failed,
             pin=self.pin,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """One attempt's part of a request: its number, who failed before, where to go on from, and
+    what is left of the time for its first token and for everything."""
+
+    attempt: int
+    failed: frozenset[str]
+    progress: tuple[ChildProgress, ...]
+    first_token_s: float
+    left_s: float
+
+    @property
+    def carried_tokens(self) -> int:
+        """Tokens that were delivered before, of all children."""
+        return sum(self.carried(child) for child in range(len(self.progress)))
+
+    def carried(self, child: int) -> int:
+        """Tokens of one child that were delivered before."""
+        return len(self.progress[child].output) // 4 if self.progress else 0
+
+    def open_children(self, n: int) -> list[int]:
+        """The children that this attempt has to answer."""
+        return [i for i in range(n) if not (self.progress and self.progress[i].finished)]
 
 
 class RouteListener(Protocol):
@@ -89,6 +124,9 @@ class RouteListener(Protocol):
 
     def decided(self, decision: RouteDecision) -> None:
         """A replica was chosen and reserved."""
+
+    def continued(self, decision: RouteDecision, carried_tokens: int) -> None:
+        """A replica was chosen to go on behind tokens that were delivered already."""
 
     def ended(self, decision: RouteDecision, outcome: Outcome) -> None:
         """An attempt ended; once per decision."""
@@ -115,10 +153,16 @@ class Attempt:
     """A decision on its way. Made by the dispatcher with the reservation already taken."""
 
     def __init__(
-        self, job: Job, decision: RouteDecision, dispatcher: Dispatcher, limits: SinkLimits
+        self,
+        job: Job,
+        leg: Leg,
+        decision: RouteDecision,
+        dispatcher: Dispatcher,
+        limits: SinkLimits,
     ) -> None:
         self.decision = decision
         self._job = job
+        self._leg = leg
         self._dispatcher = dispatcher
         self._link = dispatcher.links.get(decision.replica)
         self._sink: AttemptSink | None = None
@@ -136,6 +180,11 @@ class Attempt:
         return self._finished
 
     @property
+    def continuable(self) -> bool:
+        """Whether another replica could go on where this one broke off: its deltas carry ids."""
+        return self._link is not None and self._link.continues
+
+    @property
     def silent_s(self) -> float:
         """Seconds since the replica was last heard on this attempt."""
         return time.monotonic() - self._last_delta_s
@@ -145,7 +194,8 @@ class Attempt:
         if self._link is None:
             raise transport_failure("the replica is not connected")
         key = (self._job.request_id, self.decision.attempt)
-        sink = AttemptSink(key, self._job.sampling.n, self._limits, self._link.control)
+        children = self._leg.open_children(self._job.sampling.n)
+        sink = AttemptSink(key, children, self._limits, self._link.control)
         self._link.submit(self._core_request(), sink)
         self._sink = sink
 
@@ -188,7 +238,10 @@ class Attempt:
             replica_fault=replica_fault,
             cached_tokens=first.cached_tokens,
             prompt_tokens=first.prompt_tokens,
-            completion_tokens=sum(usage.completion_tokens for usage in self._usage.values()),
+            completion_tokens=sum(
+                usage.completion_tokens - self._leg.carried(child)
+                for child, usage in self._usage.items()
+            ),
             ttft_ms=self._ttft_ms,
             e2e_ms=1000 * (time.monotonic() - self._started_s),
         )
@@ -202,7 +255,7 @@ class Attempt:
         )
 
     def _core_request(self) -> CoreRequest:
-        job, decision = self._job, self.decision
+        job, leg, decision = self._job, self._leg, self.decision
         return CoreRequest(
             request_id=job.request_id,
             attempt=decision.attempt,
@@ -216,16 +269,24 @@ class Attempt:
             dispatch_seq=decision.dispatch_seq,
             public_cut_blocks=job.public_cut_blocks,
             priority=job.priority,
-            ttft_deadline_ms=job.ttft_due_ms,
+            ttft_deadline_ms=job.ttft_due_ms(leg),
             itl_deadline_ms=job.itl_deadline_ms,
-            e2e_deadline_ms=1000 * job.timeout_s,
+            e2e_deadline_ms=1000 * leg.left_s,
             predicted_cached_tokens=decision.predicted_cached_tokens,
+            believed_queue_tokens=self._believed_queue_tokens(),
+            progress=leg.progress,
         )
+
+    def _believed_queue_tokens(self) -> int | None:
+        """None where the request must stay: it was moved before, or has nowhere else to go."""
+        fit = sum(candidate.filtered is None for candidate in self.decision.candidates)
+        if self._job.pin or self.decision.attempt > 1 or fit < 2:
+            return None
+        return self.decision.queued_tokens
 
 
 class Dispatcher:
-    """Asks the chooser and makes attempts. Holds no state of its own. `backends` are the replicas
-    of other kinds."""
+    """Asks the chooser and makes attempts. Holds no state of its own."""
 
     def __init__(
         self,
@@ -234,24 +295,23 @@ class Dispatcher:
         router_boot: str,
         limits: SinkLimits,
         listener: RouteListener,
-        backends: Collection[str] = (),
     ) -> None:
         self.chooser = chooser
         self.links = links
         self.router_boot = router_boot
         self.listener = listener
-        self.backends = frozenset(backends)
         self._limits = limits
 
-    def decide(self, job: Job, attempt: int, failed: frozenset[str]) -> Attempt | ForeignAttempt:
+    def decide(self, job: Job, leg: Leg) -> Attempt:
         """Choose and reserve a replica that has not failed this request.
 
         Raises UserError (503) when there is none.
         """
-        answer = self.chooser.decide(job.query(attempt, failed))
+        unable = self.links.unable_to_continue() if leg.progress else frozenset()
+        answer = self.chooser.decide(job.query(leg, unable))
         if isinstance(answer, NoReplica):
             raise unavailable(answer)
         self.listener.decided(answer)
-        if answer.replica in self.backends:
-            return ForeignAttempt(answer, self.chooser, self.listener)
-        return Attempt(job, answer, self, self._limits)
+        if leg.progress:
+            self.listener.continued(answer, leg.carried_tokens)
+        return Attempt(job, leg, answer, self, self._limits)

@@ -7,7 +7,7 @@ WarmrouteError
 
 from __future__ import annotations
 
-from events.errors import CoreError, WarmrouteError
+from events.errors import QUEUE_LONGER, CoreError, WarmrouteError
 
 TRANSPORT = "transport"
 REFUSED = "refused"
@@ -38,6 +38,11 @@ class AttemptError(WarmrouteError):
         if self.kind == ERROR:
             return self.error.status >= 500
         return self.kind in (TRANSPORT, TIMEOUT)
+
+    @property
+    def rerouted(self) -> bool:
+        """Whether the replica only found its queue longer than was believed."""
+        return self.kind == REFUSED and self.error.code == QUEUE_LONGER
 
     @property
     def retryable(self) -> bool:

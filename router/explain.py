@@ -8,6 +8,7 @@ import msgspec
 
 from events.decision import RouteDecision
 from events.errors import UserError
+from events.wire import plain
 from router.dispatch import Job
 from router.openai import faults
 from router.openai.parse import read_chat, read_completion
@@ -35,7 +36,7 @@ class Explainer:
         asked, prompt = await self._render(tenant, document, limits)
         sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, lambda: 0)
         job = self._of.jobs.make(REQUEST_ID, tenant, prompt.ids, sampling, pool)
-        verdict = self._of.brain.explain(job.query(1, frozenset()))
+        verdict = self._of.brain.explain(job.query(job.first_leg()))
         return {**_asked(job), "policy": self._of.brain.policy, **_answer(verdict)}
 
     async def _render(
@@ -72,7 +73,7 @@ def _asked(job: Job) -> dict[str, Any]:
 def _answer(verdict: RouteDecision | NoReplica) -> dict[str, Any]:
     """`replica` is null where nobody could take it. `candidates` holds the best and who was
     filtered out, `overlap_blocks` being the blocks matched on each."""
-    candidates = msgspec.to_builtins(verdict.candidates)
+    candidates = msgspec.to_builtins(verdict.candidates, enc_hook=plain)
     if isinstance(verdict, NoReplica):
         return {
             "replica": None,

@@ -1,9 +1,10 @@
-"""One request across its attempts: another replica is asked only before anything was delivered.
+"""One request across its attempts: where one replica breaks off, another one goes on.
 
-A stream is delivered from its first delta on, a plain answer at its end. From then on a broken
-replica ends the request with an error, never with a clean end. A retry needs two things more: an
-attempt left, and credit in the budget that all requests share, so that a broken fleet is not hit
-with several times its traffic. What a lost link had in flight moves elsewhere once without credit:
+Before the first delta the next replica starts anew. Behind it the next one continues from what was
+delivered, so that the reader sees one stream: nothing twice, nothing missing. Where that can't be
+done the request ends with an error, never with a clean end. Either way it needs an attempt left,
+time left, and credit in the budget that all requests share, so that a broken fleet is not hit with
+several times its traffic. What a lost link had in flight moves elsewhere once without credit:
 however much it was, it comes from there no more.
 """
 
@@ -12,12 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn
 
 from events.errors import InvariantError, UserError
 from events.output import CoreDelta
-from router.backends.attempt import ForeignAttempt
-from router.dispatch import Attempt, Dispatcher, Job
+from router.delivered import Delivered
+from router.dispatch import Attempt, Dispatcher, Job, Leg
 from router.errors import TRANSPORT, AttemptError, timeout_failure
 from router.sink import merge
 
@@ -49,9 +49,8 @@ class Run:
     """A request being answered. Use as a context manager: leaving it releases everything, and
     tells the replica to stop unless the answer is complete.
 
-    `whole`: the answer is delivered at its end, in one piece. Until then a replica that breaks
-    costs time, not the answer. `grow` is told how many tokens have come. `may_relay`: the choice
-    may fall on a backend of another kind; `next` then raises ForeignChosenError."""
+    `whole`: the answer is delivered at its end, in one piece. Until then it can be begun anew
+    where nobody can continue. `grow` is told how many tokens have come."""
 
     def __init__(
         self,
@@ -61,23 +60,22 @@ class Run:
         retries: int,
         whole: bool = False,
         grow: Callable[[int], None] | None = None,
-        may_relay: bool = False,
     ) -> None:
         self.job = job
         self.delivered = False
-        self.may_relay = may_relay
         self._begun = False
         self._whole = whole
         self._grow = grow
         self._kept: list[CoreDelta] = []
+        self._record = Delivered(job.sampling.n)
         self._dispatcher = dispatcher
         self._budget = budget
         self._retries = 0 if job.pin else retries
         self._attempts = 0
         self._failed: frozenset[str] = frozenset()
         self._cause: AttemptError | None = None
-        self._attempt: Attempt | ForeignAttempt | None = None
-        self._started_s = asyncio.get_running_loop().time()
+        self._attempt: Attempt | None = None
+        self._started_s = self._waits_since_s = asyncio.get_running_loop().time()
         budget.deposit()
 
     def __enter__(self) -> Run:
@@ -93,7 +91,7 @@ class Run:
             self._attempt.finish("client_gone")
 
     @property
-    def attempt(self) -> Attempt | ForeignAttempt | None:
+    def attempt(self) -> Attempt | None:
         """The newest attempt; its decision names the replica that answers."""
         return self._attempt
 
@@ -126,31 +124,11 @@ class Run:
                 if deltas := self._deliver(batch):
                     return deltas
 
-    def heard(self) -> None:
-        """A backend has begun to answer."""
-        self._begun = True
-
-    def grow(self, tokens: int) -> None:
-        """That many tokens have passed as bytes."""
-        if self._grow is not None:
-            self._grow(tokens)
-
-    def deadline_s(self) -> float:
-        """Loop time by which the next thing has to happen."""
-        return self._deadline_s()
-
-    def give_up_or_retry(self, failure: AttemptError) -> None:
-        """The attempt ended so; returns when there may be another. Raises UserError."""
-        self._give_up_or_retry(failure)
-
-    def time_out(self) -> NoReturn:
-        """The deadline has passed. Raises UserError."""
-        self._time_out()
-
     def _deliver(self, batch: tuple[CoreDelta, ...]) -> tuple[CoreDelta, ...]:
-        """What the reader gets of this batch."""
+        """What the reader gets of this batch: the one place where deltas pass to him."""
         if self._grow is not None:
             self._grow(sum(len(delta.token_ids) for delta in batch))
+        batch = tuple(map(self._record.note, batch))
         if self._whole:
             self._kept += batch
             if not self.done:
@@ -166,24 +144,42 @@ class Run:
             self._attempt.send()
         return self._attempt
 
-    def _place(self) -> Attempt | ForeignAttempt:
+    def _place(self) -> Attempt:
         try:
-            return self._dispatcher.decide(self.job, self._attempts, self._excluded())
-        except UserError as nobody:
+            return self._dispatcher.decide(self.job, self._leg())
+        except UserError:
+            if self._kept:
+                self._start_over()
+                return self._place()
             # Nobody else is there: the first cause says more than "no replica".
             if self._cause is None:
                 raise
-            raise UserError(self._cause.error) from nobody
+            if self._cause.rerouted and self._failed:
+                # The others have gone meanwhile: better a long queue than none.
+                self._failed = frozenset()
+                return self._place()
+            raise UserError(self._cause.error) from self._cause
 
-    def _excluded(self) -> frozenset[str]:
-        return self._failed if self.may_relay else self._failed | self._dispatcher.backends
+    def _leg(self) -> Leg:
+        now_s = asyncio.get_running_loop().time()
+        return Leg(
+            attempt=self._attempts,
+            failed=self._failed,
+            progress=self._record.progress(),
+            first_token_s=self._deadline_s() - now_s,
+            left_s=self._end_s - now_s,
+        )
+
+    @property
+    def _end_s(self) -> float:
+        """Loop time by which everything has to be over."""
+        return self._started_s + self.job.timeout_s
 
     def _deadline_s(self) -> float:
         """Loop time by which the next thing has to happen."""
-        budget_s = self.job.timeout_s
-        if not self._begun:
-            budget_s = min(budget_s, self.job.first_token_timeout_s)
-        return self._started_s + budget_s
+        if self._begun:
+            return self._end_s
+        return min(self._end_s, self._waits_since_s + self.job.first_token_timeout_s)
 
     def _give_up_or_retry(self, failure: AttemptError) -> None:
         attempt = self._attempt
@@ -193,13 +189,24 @@ class Run:
             raise UserError(failure.error) from failure
         self._failed |= {attempt.decision.replica}
         self._cause = failure
-        self._kept = []
+        if self._begun:
+            self._begun, self._waits_since_s = False, asyncio.get_running_loop().time()
+        if self._kept and not attempt.continuable:
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """Forget what was kept: nobody has seen it, and nobody can go on behind it."""
+        self._kept, self._record = [], Delivered(self.job.sampling.n)
 
     def _may_retry(self, failure: AttemptError) -> bool:
+        assert self._attempt is not None
+        if failure.rerouted and self._attempts == 1:
+            return True
         return (
-            not self.delivered
-            and failure.retryable
+            failure.retryable
+            and (not self.delivered or self._attempt.continuable)
             and self._attempts <= self._retries
+            and asyncio.get_running_loop().time() < self._deadline_s()
             and (self._moves(failure) or self._budget.withdraw())
         )
 
@@ -207,7 +214,7 @@ class Run:
         """Whether this is the first attempt, lost with its link."""
         return failure.kind == TRANSPORT and self._attempts == 1
 
-    def _time_out(self) -> NoReturn:
+    def _time_out(self) -> None:
         attempt = self._attempt
         assert attempt is not None
         silent = not self._begun or attempt.silent_s > STALL_S

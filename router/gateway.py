@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +13,11 @@ from configs.schema import ClusterConfig
 from events.bus import Bus
 from events.feed import Feed
 from events.secrets import link_secret, parse_secret
+from events.subjects import router_boot_name
 from router.address import AllowList
 from router.admit import Admitter
 from router.announce import Announcer
 from router.app import build_app
-from router.backends.backends import Backends
 from router.beacon import Beacon
 from router.choose import RouterBrain
 from router.dash.server import Dashboard
@@ -38,6 +37,7 @@ from router.prefixes import PublicPrefixes
 from router.render import Renderer
 from router.services import Services
 from router.sink import SinkLimits
+from router.sync import PeerSync
 from router.tenants import Tenants
 
 RENDER_THREADS = 2
@@ -51,9 +51,14 @@ class Gateway:
         self._config = config
         self._executor = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
         self._announcer = Announcer(bus, config.cluster, config.router.id)
+        # Should the clock go back over a restart, the others forget the former life in seconds.
+        self._boot = time.time_ns() // 1_000_000
         self.services = self._wire(config, card)
         self._beacon = Beacon(self.services.fleet, self._announcer.alarm)
-        self._feed = Feed(bus, config.cluster, self.services.backends.feed)
+        self._feed = Feed(bus, config.cluster, self.services.fleet)
+        self._sync = PeerSync(
+            bus, config.cluster, config.router.id, self._boot, self.services.brain
+        )
         self._dashboard = Dashboard(bus, config.cluster, self.services.gate.check_reader)
         self._door = Door(config.router.max_connections + SPARE_CONNECTIONS)
         self._runner: web.AppRunner | None = None
@@ -72,21 +77,15 @@ class Gateway:
         router = self._config.router
         await self._door.open(self._runner.server, router.host, router.port)
         await self.services.links.start()
-        await self.services.backends.start()
         await self._announcer.start()
         await self._feed.start()
+        await self._sync.start()
         await self._dashboard.start()
         await self._beacon.start()
 
     async def meet_replicas(self, timeout_s: float) -> bool:
         """Until a request could be routed; False when that takes too long."""
-        met = (self.services.links.wait_up(timeout_s), self.services.backends.wait_up())
-        waiting = [asyncio.create_task(wait) for wait in met]
-        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        return self.services.reachable > 0
+        return await self.services.links.wait_up(timeout_s)
 
     async def drain(self) -> None:
         """Say not-ready, then let what is inside finish, within the configured time."""
@@ -100,8 +99,8 @@ class Gateway:
         await self._door.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        await self._sync.close()
         await self._feed.close()
-        await self.services.backends.close()
         await self.services.links.close()
         await self._announcer.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -116,6 +115,7 @@ class Gateway:
             random.Random(),
             on_decision=self._announcer.decided,
             on_outcome=self._announcer.ended,
+            router_boot=router_boot_name(router.id, self._boot),
         )
         identity = RouterIdentity(router.id, brain.router_boot, link_secret(cluster_key))
         links = Links(
@@ -130,7 +130,6 @@ class Gateway:
             Metrics(),
         )
         gate = Gate(router, tenants)
-        backends = Backends(config, card, fleet, metrics)
         limits = SinkLimits(router.stream_buffer_bytes, router.slow_reader_s)
         return Services(
             config=config,
@@ -138,7 +137,6 @@ class Gateway:
             fleet=fleet,
             brain=brain,
             links=links,
-            backends=backends,
             tenants=tenants,
             gate=gate,
             admitter=Admitter(gate, Limits()),
@@ -146,9 +144,7 @@ class Gateway:
             renderer=Renderer(card, self._executor),
             texts=TokenTexts(card.tokenizer),
             jobs=JobMaker(fleet, prefixes, cluster_key, config.model.name, router),
-            dispatcher=Dispatcher(
-                brain, links, brain.router_boot, limits, metrics, backends.seats.keys()
-            ),
+            dispatcher=Dispatcher(brain, links, brain.router_boot, limits, metrics),
             budget=RetryBudget(),
             metrics=metrics,
         )

@@ -12,18 +12,19 @@ import numpy as np
 
 from events.load import DigestShape
 from router.plane import Plane
+from router.planes import NOBODY
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """Where the columns of some replicas go in an answer of `size` numbers: for each plane, the
-    columns and the places. Good as long as the index is at `version`."""
+    """Where an answer of `size` numbers comes from: for each plane, the column of each place, or
+    `NOBODY`. Good as long as the index is at `version`."""
 
     version: int
     size: int
-    planes: tuple[tuple[Plane, np.ndarray, np.ndarray], ...]
+    planes: tuple[tuple[Plane, np.ndarray], ...]
 
 
 class DigestIndex:
@@ -121,16 +122,18 @@ class DigestIndex:
         planes = []
         for (owner_pool, _), plane in self._planes.items():
             if owner_pool == pool:
-                columns, owners = plane.columns()
-                planes.append((plane, columns, np.array([places[o] for o in owners], np.int64)))
+                columns = np.full(len(places), NOBODY, np.int64)
+                for replica, column in plane.columns():
+                    columns[places[replica]] = column
+                planes.append((plane, columns))
         return Seats(self.version, len(places), tuple(planes))
 
     def depths_of(self, seats: Seats, halves: np.ndarray) -> np.ndarray:
         """Leading blocks of the chain by place: int32 (seats.size,)."""
-        depths = np.zeros(seats.size, np.int32)
-        for plane, columns, places in seats.planes:
-            depths[places] = plane.column_depths(halves)[columns]
-        return depths
+        found = [plane.column_depths(halves)[columns] for plane, columns in seats.planes]
+        if len(found) == 1:
+            return found[0]
+        return np.sum(found, axis=0, dtype=np.int32) if found else np.zeros(seats.size, np.int32)
 
     def _plane(self, replica: str) -> Plane:
         return self._planes[self._homes[replica]]

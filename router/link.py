@@ -71,7 +71,9 @@ LinkStateListener = Callable[[str, int, bool], None]
 
 
 class ReplicaLink:
-    """The link to one life of one replica. A new life gets a new link."""
+    """The link to one life of one replica. A new life gets a new link.
+
+    `continues`: whether the replica can go on behind what another one has delivered."""
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class ReplicaLink:
         self.target = target
         self._on_state = on_state
         self.state = "connecting"
+        self.continues = False
         self.counts: Counter[str] = Counter()
         self._session = session
         self._identity = identity
@@ -226,6 +229,7 @@ class ReplicaLink:
             raise LinkRefusedError("identity", "another replica answers at this address")
         if welcome.boot != self.target.boot:
             raise LinkRefusedError("fenced", "the replica is of another boot than the bus says")
+        self.continues = welcome.continues
 
     async def _write(self, ws: aiohttp.ClientWebSocketResponse[bool]) -> None:
         try:

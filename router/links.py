@@ -101,6 +101,10 @@ class Links:
         """Every current link."""
         return list(self._links.values())
 
+    def unable_to_continue(self) -> frozenset[str]:
+        """Replicas that can't go on where another one broke off."""
+        return frozenset(name for name, link in self._links.items() if not link.continues)
+
     @property
     def in_flight(self) -> int:
         """Attempts in all tables."""

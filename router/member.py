@@ -122,10 +122,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica for the dashboard, /metrics and explain. Ages are in ms.
-
-    `locality` says what its warm blocks are known by: its "digest", "optimistic" entries where none
-    will ever come, or "unknown" for now."""
+    """One replica for the dashboard, /metrics and explain. Ages are in ms."""
 
     replica: str
     boot: int
@@ -136,7 +133,6 @@ class ReplicaView:
     misfits: tuple[str, ...]
     trust: float
     ttft_ratio: float
-    locality: str
     digest_known: bool
     digest_age_ms: float
     digest_fill: float

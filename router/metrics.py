@@ -50,6 +50,10 @@ class Metrics:
         self._faults = self._counter("stream_errors", "Streams ended by an error", "cause")
         self._decisions = self._counter("decisions", "Choices made")
         self._retries = self._counter("retries", "Choices beyond the first of a request")
+        self._continuations = self._counter(
+            "continuations", "Streams that another replica went on with"
+        )
+        self._carried = self._counter("continued_tokens", "Tokens delivered before a continuation")
         self._predicted = self._counter("predicted_cached_tokens", "Cached tokens as predicted")
         self._cached = self._counter("cached_tokens", "Prompt tokens served from caches")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of answered requests")
@@ -104,6 +108,11 @@ class Metrics:
         self._decisions.inc()
         if decision.attempt > 1:
             self._retries.inc()
+
+    def continued(self, decision: RouteDecision, carried_tokens: int) -> None:
+        """A choice was made for what is left of a broken stream."""
+        self._continuations.inc()
+        self._carried.inc(carried_tokens)
 
     def ended(self, decision: RouteDecision, outcome: Outcome) -> None:
         """An attempt ended."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -104,13 +105,13 @@ class Plane:
         word, bit = self._at(replica)
         return float(np.count_nonzero(self._rows[:, word] & bit)) / self.shape.bits
 
-    def columns(self) -> tuple[np.ndarray, list[str]]:
-        """Numbers of the columns in use, and their owners."""
-        return np.array(list(self._columns.values()), np.int64), list(self._columns)
+    def columns(self) -> Iterable[tuple[str, int]]:
+        """Owners, and the numbers of their columns."""
+        return self._columns.items()
 
     def column_depths(self, halves: np.ndarray) -> np.ndarray:
-        """Leading blocks held by column: int32; 0 where it is unknown. `halves` is uint64
-        (blocks, 2)."""
+        """Leading blocks held by column, and 0 at `NOBODY`: int32; 0 where it is unknown. `halves`
+        is uint64 (blocks, 2)."""
         return self._kernels.depths(self._rows, self.shape, halves, self._known)
 
     def depths(self, halves: np.ndarray) -> dict[str, int]:

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 KERNELS = NativeSource("planes", Path(__file__).parent, ("planes.cpp",))
 
+NOBODY = -1
+"""The place of a depth that belongs to no column."""
+
 HEAD_BLOCKS = 16
 """Looked at one by one: most replicas part here, and here a digest's error counts most."""
 WINDOW_BLOCKS = 3
@@ -35,8 +38,8 @@ class PlaneKernels(Protocol):
     def depths(
         self, rows: np.ndarray, shape: DigestShape, halves: np.ndarray, known: np.ndarray
     ) -> np.ndarray:
-        """Leading blocks held, int32 (64 * words,), for the columns of `known` (uint64 (words,)),
-        0 for all others. `halves` is uint64 (blocks, 2).
+        """Leading blocks held, int32 (64 * words + 1,), for the columns of `known` (uint64
+        (words,)), 0 for all others and at `NOBODY`. `halves` is uint64 (blocks, 2).
 
         Holding a block means holding all before it: behind the head the search bisects."""
 
@@ -57,7 +60,7 @@ class NativeKernels:
         self, rows: np.ndarray, shape: DigestShape, halves: np.ndarray, known: np.ndarray
     ) -> np.ndarray:
         words = rows.shape[1]
-        found = np.zeros(64 * words, np.int32)
+        found = np.zeros(64 * words + 1, np.int32)
         halves = np.ascontiguousarray(halves, np.uint64)
         self._library.wr_depths(
             address(rows),
@@ -90,7 +93,7 @@ class NumpyKernels:
     def depths(
         self, rows: np.ndarray, shape: DigestShape, halves: np.ndarray, known: np.ndarray
     ) -> np.ndarray:
-        found = np.zeros(64 * rows.shape[1], np.int32)
+        found = np.zeros(64 * rows.shape[1] + 1, np.int32)
         scanned = min(HEAD_BLOCKS, len(halves))
         alive = known
         for block, held in enumerate(_holders(rows, shape, halves[:scanned])):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Protocol
 
 MAX_RESERVATIONS = 100_000
 
@@ -16,7 +17,8 @@ MAX_RESERVATIONS = 100_000
 @dataclass(slots=True)
 class Reservation:
     """One request on its way or running. `blocks` is the KV that it will need there beyond what is
-    cached; `expires_s` is monotonic; `prefill_until_s` is when a prefill is written off."""
+    cached; `expires_s` is monotonic; `prefill_until_s` is when a prefill is written off. `marks`
+    let other routers follow it with a sibling."""
 
     decision_id: str
     replica: str
@@ -27,8 +29,22 @@ class Reservation:
     blocks: int
     prefill_until_s: float
     expires_s: float
+    marks: bytes = b""
     prefilling: bool = True
     unseen: bool = True
+
+
+class Journal(Protocol):
+    """Who wants to know what happens to reservations, as it happens."""
+
+    def reserved(self, reservation: Reservation) -> None:
+        """It was made."""
+
+    def prefilled(self, reservation: Reservation) -> None:
+        """Its prefill is over."""
+
+    def released(self, reservation: Reservation) -> None:
+        """It was given back, or written off."""
 
 
 @dataclass(slots=True)
@@ -54,11 +70,12 @@ class _Account:
 
 class Ledger:
     """All reservations of one router. `changed`: replicas whose sums have changed since the reader
-    last emptied it."""
+    last emptied it. `journal` may be set once, by whoever tells others."""
 
     def __init__(self, limit: int = MAX_RESERVATIONS) -> None:
         self.expired_total = 0
         self.changed: set[str] = set()
+        self.journal: Journal | None = None
         self._limit = limit
         self._open: OrderedDict[str, Reservation] = OrderedDict()
         self._prefilling: OrderedDict[str, Reservation] = OrderedDict()
@@ -85,6 +102,12 @@ class Ledger:
         self._open[reservation.decision_id] = reservation
         self._prefilling[reservation.decision_id] = reservation
         _count(account.booked, reservation, 1)
+        if self.journal is not None:
+            self.journal.reserved(reservation)
+
+    def unseen(self) -> list[Reservation]:
+        """What no report includes yet, each replica's oldest first."""
+        return [one for account in self._accounts.values() for one in account.unseen.values()]
 
     def first_token(self, decision_id: str) -> None:
         """Its prefill is over; only its decode and its blocks stay booked. Idempotent."""
@@ -95,6 +118,8 @@ class Ledger:
             _count(booked, reservation, -1)
             reservation.prefilling = False
             _count(booked, reservation, 1)
+            if self.journal is not None:
+                self.journal.prefilled(reservation)
 
     def release(self, decision_id: str) -> Reservation | None:
         """Give it back; the reservation the first time, None ever after."""
@@ -108,6 +133,8 @@ class Ledger:
         account.unseen.pop(reservation.dispatch_seq, None)
         if not account.booked.requests:
             account.booked = Booked()
+        if self.journal is not None:
+            self.journal.released(reservation)
         return reservation
 
     def note_seen(self, replica: str, seq: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from events.decision import RouteDecision
+from events.decision import CandidateTerms, RouteDecision
 from kvstore.identity import KeyChain
 
 
@@ -36,8 +37,7 @@ class Outcome:
     """How an attempt ended, as dispatch saw it.
 
     status: "ok", "client_gone", "refused", "transport", "timeout", "error". `replica_fault` tells
-    whether the breaker may count it (never for a caller's mistake). Where the cached tokens were
-    not told, 0 says nothing.
+    whether the breaker may count it (never for a caller's mistake).
     """
 
     status: str
@@ -47,7 +47,6 @@ class Outcome:
     completion_tokens: int = 0
     ttft_ms: float | None = None
     e2e_ms: float = 0.0
-    cached_told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class NoReplica:
 
     reason: str
     retry_after_s: float
-    candidates: tuple = field(default=())
+    candidates: Sequence[CandidateTerms] = ()
 
 
 class Chooser(Protocol):
@@ -67,10 +66,9 @@ class Chooser(Protocol):
         """Filter, score, choose, reserve. The reservation holds until `finish` or its expiry."""
 
     def first_token(
-        self, decision_id: str, cached_tokens: int | None, prompt_tokens: int, ttft_ms: float
+        self, decision_id: str, cached_tokens: int, prompt_tokens: int, ttft_ms: float
     ) -> None:
-        """The prefill is over: its reservation shrinks to decode, prediction meets reality. With
-        None for the cached tokens it meets it at the end."""
+        """The prefill is over: its reservation shrinks to decode, prediction meets reality."""
 
     def finish(self, decision_id: str, outcome: Outcome) -> None:
         """Release the reservation; idempotent: only the first call per decision counts."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from configs.model.card import ModelCard
 from configs.schema import ClusterConfig
 from router.admit import Admitter
-from router.backends.backends import Backends
 from router.choose import RouterBrain
 from router.dispatch import Dispatcher
 from router.failover import RetryBudget
@@ -41,7 +40,6 @@ class Services:
     fleet: Fleet
     brain: RouterBrain
     links: Links
-    backends: Backends
     tenants: Tenants
     gate: Gate
     admitter: Admitter
@@ -58,12 +56,9 @@ class Services:
     @property
     def ready(self) -> bool:
         """Whether a request that comes now could be routed."""
-        return not self.lifecycle.draining and self.jobs.pool() is not None and self.reachable > 0
-
-    @property
-    def reachable(self) -> int:
-        """Replicas of both kinds that can be asked."""
-        return len(self.links.up()) + self.backends.up
+        return (
+            not self.lifecycle.draining and self.jobs.pool() is not None and bool(self.links.up())
+        )
 
     def limits(self, pool: Pool | None) -> Limits:
         """What a generating route accepts now; the smallest context anywhere counts."""

@@ -8,7 +8,7 @@ or a replica that ignores the hold, ends the attempt. A neighbour is never block
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from events.output import CoreDelta
@@ -68,12 +68,12 @@ class AttemptSink:
     def __init__(
         self,
         key: tuple[str, int],
-        children: int,
+        children: Iterable[int],
         limits: SinkLimits,
         control: Control,
     ) -> None:
         self.key = key
-        self._open = set(range(children))
+        self._open = set(children)
         self._limits = limits
         self._control = control
         self._waiting: list[CoreDelta] = []

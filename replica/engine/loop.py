@@ -96,7 +96,7 @@ class EngineThread:
     def submit(self, request: EngineRequest) -> None:
         """See Engine.submit. Raises InvariantError when the child is already open."""
         self._gate.enter(request.child)
-        posted = self._inbox.post(Word(partial(self._take_in, request), len(request.prompt)))
+        posted = self._inbox.post(Word(partial(self._take_in, request), request.known_tokens))
         if posted is Posted.SHUT:
             self._gate.shut(self.scheduler.last_plan)
         elif posted is Posted.FULL:

@@ -19,7 +19,8 @@ class EngineRequest:
     """One child for the engine. `arrival_s` is monotonic; `deadline_s` too, where there is one.
 
     `chain` holds the keys of the prompt's full blocks and the value that the next block chains to.
-    `eos_ids` end the child unless `params.ignore_eos`.
+    `eos_ids` end the child unless `params.ignore_eos`. `output`: tokens that it has put out
+    already, elsewhere; it goes on behind them as after a preemption.
     """
 
     child: ChildId
@@ -35,6 +36,12 @@ class EngineRequest:
     skip_cache_read: bool = False
     router_boot: str = ""
     dispatch_seq: int = 0
+    output: tuple[int, ...] = ()
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.prompt) + len(self.output)
 
 
 @dataclass(frozen=True, slots=True)

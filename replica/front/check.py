@@ -13,7 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from events.errors import CoreError, UserError
-from events.request import CoreRequest, SamplingParams
+from events.request import ChildProgress, CoreRequest, SamplingParams
 
 MAX_CHILDREN = 64
 MAX_STOPS = 16
@@ -33,6 +33,15 @@ class Limits:
     context_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """A request's token ids. `outputs`: what each child has put out elsewhere, None for one that
+    has finished."""
+
+    prompt: tuple[int, ...]
+    outputs: tuple[tuple[int, ...] | None, ...]
+
+
 def refuse(
     message: str, code: str = "invalid_value", param: str | None = None, status: int = 400
 ) -> NoReturn:
@@ -40,8 +49,8 @@ def refuse(
     raise UserError(CoreError(status=status, message=message, code=code, param=param))
 
 
-def check_request(request: CoreRequest, limits: Limits) -> tuple[int, ...]:
-    """The prompt's token ids. Raises UserError."""
+def check_request(request: CoreRequest, limits: Limits) -> Ids:
+    """Its token ids. Raises UserError."""
     if request.model != limits.model:
         refuse("The model is not served here.", "model_not_found", "model", 404)
     longest = max(map(len, (request.request_id, request.trace_id, request.tenant)))
@@ -50,21 +59,39 @@ def check_request(request: CoreRequest, limits: Limits) -> tuple[int, ...]:
     for deadline_ms in (request.ttft_deadline_ms, request.itl_deadline_ms, request.e2e_deadline_ms):
         if deadline_ms is not None and not 0 < deadline_ms < math.inf:
             refuse("A deadline must be a positive number of milliseconds.")
-    prompt = _check_prompt(request, limits.vocab_size)
+    prompt = _check_ids(request, limits.vocab_size, "prompt")
     check_sampling(request.sampling, limits.vocab_size)
-    _check_length(len(prompt), request.sampling.max_tokens, limits.context_tokens)
-    return prompt
-
-
-def _check_prompt(request: CoreRequest, vocab_size: int) -> tuple[int, ...]:
-    try:
-        ids = request.token_ids()
-    except ValueError:
-        refuse("The prompt is not a sequence of 32-bit token ids.", param="prompt")
-    if not len(ids):
+    if not prompt:
         refuse("The prompt is empty.", "empty_prompt", "prompt")
-    if int(np.max(ids)) >= vocab_size:
-        refuse("The prompt holds an id that is no token.", "invalid_token", "prompt")
+    _check_length(len(prompt), request.sampling.max_tokens, limits.context_tokens)
+    return Ids(prompt, _check_progress(request, limits.vocab_size))
+
+
+def _check_progress(request: CoreRequest, vocab_size: int) -> tuple[tuple[int, ...] | None, ...]:
+    params, progress = request.sampling, request.progress
+    if not progress:
+        return ((),) * params.n
+    if len(progress) != params.n or all(child.finished for child in progress):
+        refuse("The progress is not that of the request's children.", param="progress")
+    return tuple(
+        None if child.finished else _check_output(child, params.max_tokens, vocab_size)
+        for child in progress
+    )
+
+
+def _check_output(child: ChildProgress, max_tokens: int, vocab_size: int) -> tuple[int, ...]:
+    if len(child.output) >= 4 * max_tokens:
+        refuse("Nothing is left to be generated.", param="progress")
+    return _check_ids(child, vocab_size, "progress")
+
+
+def _check_ids(holder: CoreRequest | ChildProgress, vocab_size: int, param: str) -> tuple[int, ...]:
+    try:
+        ids = holder.token_ids()
+    except ValueError:
+        refuse(f"The {param} is not a sequence of 32-bit token ids.", param=param)
+    if len(ids) and int(np.max(ids)) >= vocab_size:
+        refuse(f"The {param} holds an id that is no token.", "invalid_token", param)
     return tuple(ids.tolist())
 
 

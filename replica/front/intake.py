@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from events.errors import CoreError, UserError
+from events.errors import QUEUE_LONGER, CoreError, UserError
 from events.output import FINISH_ERROR, CoreDelta, CoreFinish, Usage
 from events.request import CoreRequest
 from kvstore.identity import KeyChain, Namespace, chain
 from replica.engine.messages import Engine, EngineRequest
 from replica.front.attempts import Attempt, AttemptKey, Attempts, Outlet
-from replica.front.check import MAX_CHILDREN, Limits, check_request, refuse
+from replica.front.check import (
+    MAX_CHILDREN,
+    Ids,
+    Limits,
+    check_request,
+    refuse,
+)
 from replica.front.child import Child
 from replica.front.detokenise import Vocabulary
 from replica.front.mailbox import Mailbox
@@ -27,6 +33,8 @@ log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 4_096
 MAX_LIVE_CHILDREN = 8_192
 MAX_ATTEMPT_S = 3_600.0
+REROUTE_ABOVE_MS = 500.0
+REROUTE_FACTOR = 2.0
 DEADLINE_GRACE_S = 1.0
 """The engine ends a child at its deadline; the front does so this much later if it didn't."""
 
@@ -67,14 +75,16 @@ class Intake:
         received_s = self._clock()
         try:
             self._check_door(outlet, request)
-            prompt = check_request(request, self._served.limits)
+            ids = check_request(request, self._served.limits)
             self._check_room(request.sampling.n)
+            self._check_queue(request.believed_queue_tokens)
             keys = self._chain(request)
+            streams = self._streams(request, ids)
         except UserError as error:
             self._counters.refuse(error.error.code or "refused")
             return _refusal(request, error.error)
-        attempt = self._register(outlet, request, len(prompt), received_s)
-        self._start(attempt, request, prompt, keys)
+        attempt = self._register(outlet, request, streams, received_s)
+        self._start(attempt, request, ids, keys)
         return ()
 
     def _check_door(self, outlet: Outlet, request: CoreRequest) -> None:
@@ -89,6 +99,18 @@ class Intake:
         if len(attempts) >= MAX_ATTEMPTS or attempts.live_children + children > MAX_LIVE_CHILDREN:
             raise UserError(_try_elsewhere(429, "queue_full", "The replica is full."))
 
+    def _check_queue(self, believed_tokens: int | None) -> None:
+        """Many routers can't know at once what each of them sends: where that went far wrong the
+        request is better off elsewhere, once."""
+        if believed_tokens is None:
+            return
+        load = self._engine.load()
+        believed_ms = load.prefill.predict_ms(0, believed_tokens)
+        queued_ms = load.prefill.predict_ms(0, load.queued_prefill_tokens)
+        if queued_ms > REROUTE_ABOVE_MS + REROUTE_FACTOR * believed_ms:
+            message = "The replica's queue is longer than was believed."
+            raise UserError(_try_elsewhere(429, QUEUE_LONGER, message))
+
     def _chain(self, request: CoreRequest) -> KeyChain:
         served = self._served
         try:
@@ -102,42 +124,54 @@ class Intake:
         except ValueError:
             refuse("The public prefix is longer than the prompt.")
 
+    def _streams(self, request: CoreRequest, ids: Ids) -> dict[int, TokenStream]:
+        """A stream for each child that has not finished, behind what it has put out elsewhere."""
+        params, streams = request.sampling, {}
+        for index, output in enumerate(ids.outputs):
+            if output is not None:
+                stream = TokenStream(self._served.vocabulary, params.stop, params.min_tokens)
+                if not stream.replay(output):
+                    refuse("The progress goes beyond a stop string.", param="progress")
+                streams[index] = stream
+        return streams
+
     def _register(
-        self, outlet: Outlet, request: CoreRequest, prompt_tokens: int, received_s: float
+        self,
+        outlet: Outlet,
+        request: CoreRequest,
+        streams: Mapping[int, TokenStream],
+        received_s: float,
     ) -> Attempt:
         params = request.sampling
         attempt = Attempt(
             key=AttemptKey(outlet, request.request_id, request.attempt),
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=len(request.prompt) // 4,
             stop_token_ids=frozenset(params.stop_token_ids),
             received_s=received_s,
             mailbox=Mailbox(self._served.mailbox_bytes // 2, self._served.mailbox_bytes),
         )
-        for index in range(params.n):
+        for index, stream in streams.items():
             child_id = ChildId(next(self._child_ids))
-            stream = TokenStream(self._served.vocabulary, params.stop, params.min_tokens)
             attempt.children[child_id] = Child(child_id, index, attempt, stream)
         self._attempts.register(attempt, _patience_s(request))
         return attempt
 
-    def _start(
-        self, attempt: Attempt, request: CoreRequest, prompt: tuple[int, ...], keys: KeyChain
-    ) -> None:
+    def _start(self, attempt: Attempt, request: CoreRequest, ids: Ids, keys: KeyChain) -> None:
         """Submit the children; when one can't be, the whole attempt ends with an error."""
         try:
             for child in tuple(attempt.children.values()):
-                self._engine.submit(self._engine_request(child, request, prompt, keys))
+                self._engine.submit(self._engine_request(child, request, ids, keys))
         except Exception as error:
             log.error("the engine did not take a request: %s", type(error).__name__)
             self._attempts.end(attempt, FINISH_ERROR, INTERNAL)
 
     def _engine_request(
-        self, child: Child, request: CoreRequest, prompt: tuple[int, ...], keys: KeyChain
+        self, child: Child, request: CoreRequest, ids: Ids, keys: KeyChain
     ) -> EngineRequest:
         received_s, budget_ms = child.attempt.received_s, request.e2e_deadline_ms
         return EngineRequest(
             child=child.id,
-            prompt=prompt,
+            prompt=ids.prompt,
             chain=keys,
             params=request.sampling,
             seed=request.sampling.seed + child.index,
@@ -148,6 +182,7 @@ class Intake:
             deadline_s=None if budget_ms is None else received_s + budget_ms / 1e3,
             router_boot=request.router_boot,
             dispatch_seq=request.dispatch_seq,
+            output=ids.outputs[child.index] or (),
         )
 
 

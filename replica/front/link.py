@@ -84,7 +84,9 @@ class LinkServer:
 
     def _welcome(self) -> LinkWelcome:
         settings = self._settings
-        return LinkWelcome(version=LINK_VERSION, replica=settings.replica, boot=settings.boot)
+        return LinkWelcome(
+            version=LINK_VERSION, replica=settings.replica, boot=settings.boot, continues=True
+        )
 
     async def _introduction(self, socket: web.WebSocketResponse) -> None:
         """Wait for a good LinkHello. Raises LinkRefusedError."""

@@ -46,6 +46,7 @@ class TokenStream:
         self._text = ""  # decided and not yet released
         self._released = 0  # characters released so far
         self._safe = 0  # characters that no stop string can reach any more
+        self._ahead = 0  # characters behind the released ones that were given out elsewhere
 
     @property
     def _decided(self) -> int:
@@ -61,6 +62,18 @@ class TokenStream:
         end = start + len(text) + self._detokeniser.undecided
         self._held.append(_Held(token_id, logprob, start, end))
         return self._grow(text)
+
+    def replay(self, token_ids: Sequence[int]) -> bool:
+        """Follow tokens that another stream has released; only what comes behind them is given out.
+
+        False when they go beyond the child's end. Their text includes a last character that the
+        next token is yet to decide: it was decided there, and must not be said twice."""
+        if not all(self.push(token_id) for token_id in token_ids):
+            return False
+        self._held.clear()
+        self._released, self._text = self._decided, ""
+        self._ahead = int(self._detokeniser.undecided)
+        return True
 
     def end_with(self, token_id: int) -> None:
         """Count the token that ended the child; it belongs to no text and is not shown."""
@@ -93,7 +106,7 @@ class TokenStream:
 
         A token without text that was safe before stays: another cut into steps had released it.
         """
-        self._text = self._text[: end - self._released]
+        self._text = self._text[: max(0, end - self._released)]
         while self._held and self._held[-1].start >= end and self._held[-1].end > self._safe:
             self._held.pop()
 
@@ -108,8 +121,9 @@ class TokenStream:
             length = tokens[-1].end - self._released if tokens else 0
         text, self._text = self._text[:length], self._text[length:]
         self._released += len(text)
+        said, self._ahead = min(len(text), self._ahead), max(0, self._ahead - len(text))
         return Piece(
-            text,
+            text[said:],
             tuple(token.token_id for token in tokens),
             tuple(token.logprob for token in tokens if token.logprob is not None),
         )

@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr long BLOCK = 64;      // positions for which scores are held at once
+constexpr long BLOCK = 128;     // positions for which scores are held at once
 constexpr long QUERY_ROWS = 48; // queries times heads of one tile, at most
 
 struct Shape {
@@ -189,17 +189,19 @@ struct Running {
     f32x16 totals = {};
 };
 
+// The greatest of the scores, or `least`, which they seldom pass.
 inline float greatest(const float* scores, long count, float least) {
     f32x16 best = splat(least);
     for (long i = 0; i < count; i += WIDTH) {
         f32x16 s = load_floats(scores + i);
         best = best < s ? s : best;
     }
-    return largest(best);
+    return any(best > least) ? largest(best) : least;
 }
 
-// Turns the scores of one query into weights. Of `count` positions the first `inside` count, the
-// others weigh nothing. Rescales what the query has summed so far where its greatest score rose.
+// Turns the scores of one query, given in powers of two by `scale`, into weights. Of `count`
+// positions the first `inside` count, the others weigh as good as nothing. Rescales what the query
+// has summed so far where its greatest score rose.
 template <typename E>
 inline void soften(float* scores, E* weights, float* output, long dim, long inside, long count,
                    float scale, Running& running) {
@@ -208,12 +210,12 @@ inline void soften(float* scores, E* weights, float* output, long dim, long insi
     float shift = now == -INFINITY ? 0 : now * scale;
     f32x16 added{};
     for (long i = 0; i < count; i += WIDTH) {
-        f32x16 w = exponential(load_floats(scores + i) * scale - shift);
+        f32x16 w = power_of_two(load_floats(scores + i) * scale - shift);
         added += w;
         store_floats(weights + i, w);
     }
     if (now != running.greatest) {
-        float shrink = std::exp(running.greatest * scale - shift);
+        float shrink = std::exp2(running.greatest * scale - shift);
         running = {now, running.totals * shrink};
         for (long i = 0; i < dim; i += WIDTH)
             store(output + i, load_floats(output + i) * shrink);
@@ -225,7 +227,7 @@ inline void soften(float* scores, E* weights, float* output, long dim, long insi
 template <typename E>
 void attend_tile(const Shape& shape, const E* query, E* out, long count, long position,
                  Scratch<E>& scratch) {
-    float scale = 1.0f / std::sqrt((float)shape.dim);
+    float scale = LOG2_E / std::sqrt((float)shape.dim);
     long dim = shape.dim, group = shape.group(), rows = count * group, step = shape.heads * dim;
     Running running[QUERY_ROWS];
     E* queries = scratch.queries.data();

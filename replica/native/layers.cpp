@@ -97,9 +97,9 @@ struct Add {
 };
 
 inline f32x16 gated(f32x16 gate, f32x16 up) {
-    f32x16 negative = -gate;
-    negative = negative > 87.0f ? splat(87.0f) : negative;
-    return gate / (1.0f + exponential(negative)) * up;
+    f32x16 exponent = gate * -LOG2_E;
+    exponent = exponent > 126.0f ? splat(126.0f) : exponent;
+    return gate / (1.0f + power_of_two(exponent)) * up;
 }
 
 // silu(left) * right: the panel holds 16 columns of the gate, then the same 16 of the other factor

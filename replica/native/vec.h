@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -93,23 +93,32 @@ static inline float largest(f32x16 value) {
     return fold(value, [](f32x16 a, f32x16 b) { return a < b ? b : a; });
 }
 
-// e**x for x <= 88; below -87 it is zero, NaN stays NaN
-static inline f32x16 exponential(f32x16 x) {
-    f32x16 given = x;
-    x = x < -87.0f ? splat(-87.0f) : x;
-    f32x16 shifted = x * 1.44269504f + 12582912.0f;  // rounds to a whole number in the low bits
-    f32x16 n = shifted - 12582912.0f;
-    f32x16 r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    f32x16 p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    i32x16 power = (((i32x16)shifted - 0x4b400000) + 127) << 23;
-    return given < -87.0f ? f32x16{} : p * (f32x16)power;
+// Whether a lane of a comparison holds.
+static inline bool any(i32x16 lanes) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
+#else
+    int32_t found = 0;
+    for (int i = 0; i < WIDTH; ++i) found |= lanes[i];
+    return found;
+#endif
 }
+
+// 2**x for x <= 127; it is 2**-126 for whatever lies below, NaN stays NaN
+static inline f32x16 power_of_two(f32x16 x) {
+    x = x < -126.0f ? splat(-126.0f) : x;
+    f32x16 shifted = x + 12582912.0f;  // rounds to a whole number in the low bits
+    f32x16 r = x - (shifted - 12582912.0f);
+    f32x16 p = splat(1.32648694e-03f);
+    p = p * r + 9.67148385e-03f;
+    p = p * r + 5.55073292e-02f;
+    p = p * r + 2.40222425e-01f;
+    p = p * r + 6.93146978e-01f;
+    p = p * r + 1.0f;
+    return (f32x16)((i32x16)p + ((i32x16)shifted << 23));
+}
+
+constexpr float LOG2_E = 1.44269504f;
 
 // total + splat(lane at a) * lanes of b, for float
 static inline f32x16 multiply_add(f32x16 total, const float* a, f32x16 b) {

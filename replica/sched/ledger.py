@@ -73,7 +73,7 @@ class Ledger:
     def intake(self, spec: EngineRequest) -> Never | None:
         """Whether the request could run at all, were it alone."""
         limits, prompt, wanted = self.limits, len(spec.prompt), spec.params.max_tokens
-        if prompt == 0 or wanted < 1:
+        if prompt == 0 or wanted <= len(spec.output):
             return Never(bad_request("a request needs a prompt and at least one token to generate"))
         if len(spec.chain) > prompt // limits.block_tokens:
             return Never(bad_request("the prompt has fewer full blocks than its chain has keys"))
@@ -86,11 +86,11 @@ class Ledger:
                     "completion."
                 )
             )
-        if prompt + 1 > self.pool_tokens:
+        if spec.known_tokens + 1 > self.pool_tokens:
             return Never(
                 too_long(
-                    f"The prompt has {prompt} tokens, but this replica's KV pool holds "
-                    f"{self.pool_tokens} in all."
+                    f"The request has {spec.known_tokens} tokens, but this replica's KV pool "
+                    f"holds {self.pool_tokens} in all."
                 )
             )
         return None

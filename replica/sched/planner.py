@@ -209,6 +209,7 @@ class Planner:
             request.recomputed_tokens = max(0, request.recomputed_tokens - hit_tokens)
             return
         request.scheduled_s = now_s
-        request.cached_tokens = hit_tokens
+        # Of a request that goes on from elsewhere the whole prompt may lie in the cache.
+        request.cached_tokens = min(hit_tokens, request.prompt_tokens - 1)
         self.prompt_tokens += request.prompt_tokens
-        self.cached_tokens += hit_tokens
+        self.cached_tokens += request.cached_tokens

@@ -69,7 +69,7 @@ class Request:
         self.spec = spec
         self.rank = rank
         self.state = State.QUEUED
-        self.tokens = array("I", spec.prompt)
+        self.tokens = array("I", (*spec.prompt, *spec.output))
         self.keys: list[bytes] = list(spec.chain)
         self.next_parent = spec.chain.parent
         self.blocks: list[int] = []
@@ -110,7 +110,7 @@ class Request:
 
     @property
     def generated(self) -> int:
-        """Tokens that it has put out."""
+        """Tokens that it has put out, here or before it came here."""
         return len(self.tokens) - len(self.spec.prompt)
 
     @property

@@ -9,8 +9,10 @@ from typing import Protocol, overload
 
 import numpy as np
 
-from events.decision import CandidateTerms
+from router.cost import TERMS
 from router.route import RouteQuery
+
+_SCORE, _OVERLAP = map(TERMS.index, ("score", "overlap_blocks"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +29,23 @@ class Candidate:
     queued_prefill_tokens: int
     used_blocks: int
     total_blocks: int
-    terms: CandidateTerms
 
 
 class Candidates(Sequence[Candidate]):
     """Candidates by replica id. They are made when looked at; what most rules need of all of them
-    lies in arrays: `replicas`, `scores` (float64), `overlaps` (leading blocks, float64)."""
+    lies in arrays: `replicas`, `terms` (float64 (candidates, cost.TERMS)), and of these `scores`
+    and `overlaps` (leading blocks)."""
 
     def __init__(
-        self,
-        replicas: list[str],
-        scores: np.ndarray,
-        overlaps: np.ndarray,
-        make: Callable[[int], Candidate],
+        self, replicas: list[str], terms: np.ndarray, make: Callable[[int], Candidate]
     ) -> None:
         self.replicas = replicas
-        self.scores = scores
-        self.overlaps = overlaps
+        self.terms = terms
+        self.scores = terms[:, _SCORE]
+        self.overlaps = terms[:, _OVERLAP]
         self._make = make
         self._made: dict[int, Candidate] = {}
+        self._longest: int | None = None
 
     def __len__(self) -> int:
         return len(self.replicas)
@@ -66,9 +66,11 @@ class Candidates(Sequence[Candidate]):
             made = self._made[place] = self._make(place)
         return made
 
-    def top(self, count: int) -> list[int]:
-        """Places of the best scores, best first, ties in order."""
-        return np.argsort(-self.scores, kind="stable")[:count].tolist()
+    def longest(self) -> int:
+        """The most leading blocks that any of them holds."""
+        if self._longest is None:
+            self._longest = int(self.overlaps.max())
+        return self._longest
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def test_golden_bye_and_snapshot() -> None:
 
 def test_an_envelope_comes_back_whole() -> None:
     envelope = unseal(seal("r0", 5, 2, 57, DELTA))
-    assert (envelope.replica, envelope.boot, envelope.generation, envelope.seq) == ("r0", 5, 2, 57)
+    assert (envelope.sender, envelope.boot, envelope.generation, envelope.seq) == ("r0", 5, 2, 57)
     assert msgspec.msgpack.decode(envelope.payload, type=DigestDelta) == DELTA
 
 

@@ -56,6 +56,7 @@ class ScriptedEngine:
         self.open: set[ChildId] = set()
         self.calls: list[tuple[str, ChildId]] = []
         self.steps = 0
+        self.queued_prefill_tokens = 0
         self.alive = True
         self.limit_blocks: int | None = None
         self.submitted: Callable[[], None] = lambda: None
@@ -92,7 +93,7 @@ class ScriptedEngine:
         return EngineLoad(
             waiting=0,
             running=len(self.open),
-            queued_prefill_tokens=0,
+            queued_prefill_tokens=self.queued_prefill_tokens,
             running_context_tokens=0,
             free_blocks=8,
             cached_blocks=0,

@@ -59,6 +59,22 @@ class Call:
         self.held = asyncio.Event()
         self.resumed = asyncio.Event()
         self.sent_tokens = 0
+        self._carried = {
+            child: len(progress.output) // 4 for child, progress in enumerate(request.progress)
+        }
+
+    @property
+    def continuing(self) -> bool:
+        """Whether another replica has delivered a part of the answer."""
+        return bool(self.request.progress)
+
+    @property
+    def open_children(self) -> list[int]:
+        """The children that are to be answered."""
+        progress = self.request.progress
+        return [
+            i for i in range(self.request.sampling.n) if not (progress and progress[i].finished)
+        ]
 
     @property
     def prompt_tokens(self) -> int:
@@ -87,21 +103,21 @@ class Call:
             text,
             tokens,
             logprobs if wanted is not None else (),
-            Usage(self.prompt_tokens, cached, self.sent_tokens),
+            Usage(self.prompt_tokens, cached, self._carried.get(child, 0) + self.sent_tokens),
             CoreFinish(reason=finish, error=error) if finish else None,
         )
         await self.ws.send_bytes(encode(StepFrame(deltas=(delta,))))
 
     async def refuse(self, error: CoreError) -> None:
         """End every child with an error."""
-        for child in range(self.request.sampling.n):
+        for child in self.open_children:
             await self.send(child=child, finish="error", error=error)
 
     async def answer(self, words: Sequence[str] = ("one", " two", " three"), cached: int = 0):
-        """A whole, clean answer for every child."""
-        for child in range(self.request.sampling.n):
+        """A whole, clean answer for every child; what of it was delivered before is left out."""
+        for child in self.open_children:
             limit = self.request.sampling.max_tokens
-            for word in list(words)[:limit]:
+            for word in list(words)[self._carried.get(child, 0) : limit]:
                 await self.send(word, child=child, cached=cached)
             reason = "stop" if limit > len(words) else "length"
             await self.send(child=child, finish=reason, cached=cached)
@@ -121,9 +137,10 @@ async def silent(call: Call) -> None:
 
 
 async def die_in_stream(call: Call) -> None:
-    """Two deltas, then the connection breaks."""
-    await call.send("one")
-    await call.send(" two")
+    """Two deltas, then the connection breaks; at once where they were delivered before."""
+    if not call.continuing:
+        await call.send("one")
+        await call.send(" two")
     call.replica.break_links()
 
 
@@ -162,10 +179,12 @@ class FakeReplica:
         boot: int = 1,
         script: Script = echo,
         model: ModelCard | None = None,
+        continues: bool = True,
     ) -> None:
         self.replica_id = replica_id
         self.boot = boot
         self.script = script
+        self.continues = continues
         self.calls: list[Call] = []
         self.cleared = 0
         self.hellos: list[LinkHello] = []
@@ -218,7 +237,7 @@ class FakeReplica:
                 kv_heads=card.shape.kv_heads,
                 head_dim=card.shape.head_dim,
                 block_tokens=16,
-                rope=card.shape.rope,
+                rope="plain",
             ),
             hash_version=HASH_VERSION,
             key_id=self._key_id,
@@ -325,7 +344,12 @@ class FakeReplica:
         if not hmac.compare_digest(frame.secret, self.secret):
             await ws.close(code=4403)
             return False
-        welcome = LinkWelcome(version=LINK_VERSION, replica=self.replica_id, boot=self.boot)
+        welcome = LinkWelcome(
+            version=LINK_VERSION,
+            replica=self.replica_id,
+            boot=self.boot,
+            continues=self.continues,
+        )
         await ws.send_bytes(encode(welcome))
         return True
 

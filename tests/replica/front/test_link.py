@@ -255,6 +255,33 @@ async def test_clear_cache_is_answered() -> None:
         assert front.engine.limit_blocks is None
 
 
+@pytest.mark.parametrize(
+    ("believed", "queued", "stays"),
+    [
+        (None, 90_000, True),
+        (0, 400, True),
+        (0, 600, False),
+        (900, 2_000, True),
+        (900, 3_000, False),
+    ],
+)
+async def test_R1_a_queue_far_above_what_was_believed_sends_the_request_elsewhere(
+    believed: int | None, queued: int, stays: bool
+) -> None:
+    """A token takes this engine 1 ms."""
+    async with rig(inside(b"here")) as front:
+        front.engine.queued_prefill_tokens = queued
+        router = await front.dial()
+        await router.send(request(believed_queue_tokens=believed))
+        answer = await router.answer()
+        if stays:
+            assert answer.text == "here"
+        else:
+            error = answer.finish.error
+            assert (error.status, error.code, error.reroute) == (429, "queue_longer", True)
+            assert front.engine.requests == []
+
+
 async def test_draining_refuses_new_requests_and_lets_streams_finish() -> None:
     async with rig() as front:
         router = await front.dial()

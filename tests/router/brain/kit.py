@@ -125,8 +125,15 @@ def digest_bits(*chains: KeyChain, shape: DigestShape = SHAPE) -> np.ndarray:
 class World:
     """Fleet and brain, and shorthand for what happens to them."""
 
-    def __init__(self, replicas: int = 0, policy: str = "warmroute", seed: int = 1) -> None:
-        self.clock = Clock()
+    def __init__(
+        self,
+        replicas: int = 0,
+        policy: str = "warmroute",
+        seed: int = 1,
+        clock: Clock | None = None,
+        router_boot: str | None = None,
+    ) -> None:
+        self.clock = clock or Clock()
         self.fleet = Fleet(EXPECTED, self.clock)
         self.told: list[RouteDecision] = []
         self.brain = RouterBrain(
@@ -135,6 +142,7 @@ class World:
             self.clock,
             random.Random(seed),
             on_decision=self.told.append,
+            router_boot=router_boot,
         )
         self.asked = 0
         for number in range(replicas):

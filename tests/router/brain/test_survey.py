@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.native import load_object
+from events.decision import CandidateTerms
 from events.load import DecodeFit, PrefillFit
 from router.board import row_of
 from router.cost import KERNELS, Demand, NativePricer, NumpyPricer, Pricer, declared
+from router.policies.base import Candidate
 from router.reserve import Booked
 from tests.router.brain.kit import World, hello, load, prompt
 from tests.router.brain.oracle import pick as oracle_pick
+from tests.router.brain.oracle.score import Candidate as OracleCandidate
 from tests.router.brain.oracle.score import Scorer as OracleScorer
 
 SHARED = prompt((0, 6))
@@ -83,7 +86,7 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
         found = brain._scorer.survey(query, brain._output_tokens, world.clock())
         assert [c.replica for c in found.candidates()] == list(expected.scored)
         for mine, theirs in zip(found.candidates(), expected.candidates(), strict=True):
-            same(mine, theirs)
+            same(mine, found.shown(mine.replica, 1)[0], theirs)
             of, oracle_of = found.scored(mine.replica), expected.scored[mine.replica]
             assert (of.cached_tokens, of.digest_blocks, of.new_blocks) == (
                 oracle_of.cached_tokens,
@@ -91,7 +94,8 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
                 oracle_of.price.new_blocks,
             )
             assert of.ttft_ms == pytest.approx(oracle_of.price.ttft_ms)
-        assert found.filtered(replicas) == expected.filtered
+        shown = found.shown(None, replicas)[len(expected.scored) :]
+        assert shown == list(expected.filtered)
         if not expected.scored:
             continue
         dice = random.Random()
@@ -108,11 +112,11 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
             world.serve(decision)
 
 
-def same(mine: object, theirs: object) -> None:
+def same(mine: Candidate, shown: CandidateTerms, theirs: OracleCandidate) -> None:
     """Equal but for the last bits of numbers."""
-    mine, theirs = msgspec.to_builtins(mine), msgspec.to_builtins(theirs)
-    terms, expected = mine.pop("terms"), theirs.pop("terms")
-    assert mine == theirs
+    bare, terms = msgspec.to_builtins(theirs), msgspec.to_builtins(shown)
+    expected = bare.pop("terms")
+    assert msgspec.to_builtins(mine) == bare
     for name, value in expected.items():
         exact = value is None or isinstance(value, str)
         near = value if exact else pytest.approx(value, rel=1e-12, abs=1e-9)
@@ -138,3 +142,7 @@ def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
     np.testing.assert_array_equal(state, twins_state)
     np.testing.assert_allclose(terms, twins_terms, rtol=1e-12, atol=1e-9)
     assert np.isfinite(terms).all()
+    for count in (1, 16, 100):
+        terms[::2, 0] = terms[0, 0] if len(terms) else 0
+        best = native.best(terms, count)
+        np.testing.assert_array_equal(best, NumpyPricer().best(terms, count))

@@ -11,7 +11,9 @@ import pytest
 import uvloop
 
 from configs.model.card import ModelCard, load_card
+from tests.fakes.replica import FakeReplica
 from tests.router.gateway.house import House
+from tests.router.gateway.rig import Rig
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable]:
@@ -49,3 +51,14 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
     """A plain client."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         yield session
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    """Two replicas without a gateway."""
+    async with FakeReplica("r0") as first, FakeReplica("r1") as second:
+        rig = Rig([first, second])
+        await rig.links.start()
+        await rig.up()
+        yield rig
+        await rig.links.close()

@@ -87,6 +87,11 @@ class House:
         for replica in self.replicas:
             replica.script = script
 
+    def cannot_continue(self) -> None:
+        """As with replicas of an earlier version, or foreign ones."""
+        for link in self.services.links.all():
+            link.continues = False
+
     def idle(self) -> bool:
         """Nothing is held anywhere: gate, links, reservations, replicas."""
         of = self.services

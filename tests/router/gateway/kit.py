@@ -79,10 +79,14 @@ class Deaf:
 
     def __init__(self) -> None:
         self.decisions = 0
+        self.continuations = 0
         self.ends = 0
 
     def decided(self, decision: RouteDecision) -> None:
         self.decisions += 1
+
+    def continued(self, decision: RouteDecision, carried_tokens: int) -> None:
+        self.continuations += 1
 
     def ended(self, decision: RouteDecision, outcome: Outcome) -> None:
         self.ends += 1

@@ -103,11 +103,12 @@ async def test_R15_a_broken_stream_is_counted_and_gives_no_credit(
     assert record.outcome.status == "transport"
     metrics = house.services.metrics.text().decode()
     assert 'warmroute_stream_errors_total{cause="transport"} 1.0' in metrics
-    assert 'warmroute_attempts_total{status="transport"} 1.0' in metrics
+    assert 'warmroute_attempts_total{status="transport"} 2.0' in metrics
+    assert "warmroute_continuations_total 1.0" in metrics
     await house.settled()
 
 
-async def test_R16_R17_after_the_first_byte_no_retry_and_no_clean_end(
+async def test_R16_R17_after_the_first_byte_nothing_twice_and_no_clean_end(
     house: House, http: aiohttp.ClientSession
 ) -> None:
     house.script(die_in_stream)
@@ -123,7 +124,7 @@ async def test_R16_R17_after_the_first_byte_no_retry_and_no_clean_end(
     assert text == "one two"
     assert all(d["choices"][0]["finish_reason"] is None for d in documents[:-1])
     assert DONE not in received
-    assert len(house.calls) == 1
+    assert sorted(call.continuing for call in house.calls) == [False, True]
 
 
 async def test_R17_the_official_client_sees_an_error(house: House) -> None:

@@ -35,7 +35,7 @@ steps = st.lists(
 
 async def play(script: list[tuple[str, int, str]]) -> None:
     sent: list[Abort | Hold | Resume] = []
-    sink = AttemptSink(("r", 1), CHILDREN, LIMITS, sent.append)
+    sink = AttemptSink(("r", 1), range(CHILDREN), LIMITS, sent.append)
     wanted = dict.fromkeys(range(CHILDREN), "")
     got = dict.fromkeys(range(CHILDREN), "")
     finished: set[int] = set()

@@ -24,7 +24,7 @@ from tools.bench.demo.client import ChatClient
 from tools.bench.demo.load import Load, arrivals, conversations
 from tools.bench.demo.report import plot, print_table, summary
 from tools.bench.demo.run import DemoRunner, PolicyRun
-from tools.flags import output_file, picture_file, policy_names
+from tools.flags import factor, output_file, picture_file, policy_names
 from tools.up.state import default_folder, read_keys
 
 TENANTS = 8
@@ -35,8 +35,8 @@ CACHE_SHARE = 0.6
 COLD_TRIES = 2
 """The first request after a start is slower than what follows."""
 
-UTILISATION = 1.8
-"""Arrivals per second as a multiple of what the cluster can serve without any cache."""
+DEFAULT_LOAD = 1.8
+"""Beyond 1 a router that finds nothing warm falls behind: what a miss costs shows as queueing."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,6 +52,14 @@ def _parser() -> argparse.ArgumentParser:
         default="round_robin,warmroute",
         metavar="A,B",
         help="in this order (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--load",
+        type=factor,
+        default=DEFAULT_LOAD,
+        metavar="U",
+        help="requests per second as a multiple of what the replicas could answer without any "
+        "cache (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=7, help="of the traffic (default: %(default)s)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
@@ -136,7 +144,7 @@ class Demo:
             "max_tokens": load.max_tokens,
             "cache_blocks_per_replica": limit,
             "requests_per_s": rate,
-            "utilisation_without_cache": UTILISATION,
+            "utilisation_without_cache": self._flags.load,
             "replicas": len(replicas),
         }
         result = summary(runs, settings)
@@ -151,7 +159,7 @@ class Demo:
         for _ in range(COLD_TRIES):
             await admin.clear_caches()
             cold_s = min(cold_s, await runner.cold_request_s())
-        rate = UTILISATION * replicas / cold_s
+        rate = self._flags.load * replicas / cold_s
         turns = arrivals(
             TENANTS,
             len(load.conversations[0].questions),

@@ -6,9 +6,10 @@ import random
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from router.policies.base import Candidate, Pick
+from router.policies.base import Pick
 from router.policies.heat import WINDOW_REQUESTS, PrefixHeat
 from router.route import RouteQuery
+from tests.router.brain.oracle.score import Candidate
 
 TIE_MS = 1.0
 TIE_SHARE = 0.02

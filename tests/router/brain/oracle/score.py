@@ -9,13 +9,20 @@ from kvstore.identity import KeyChain
 from router.fleet import Fleet
 from router.member import Member
 from router.optimistic import OptimisticEntries
-from router.policies.base import Candidate
+from router.policies.base import Candidate as Bare
 from router.reserve import Ledger
 from router.route import RouteQuery
 from tests.router.brain.oracle.cost import Demand, Price, Standing, Surroundings, price, standing
 
 MIN_MATCH_TOKENS = 32
 """A shorter match is not worth following, and may be a digest's false positive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(Bare):
+    """With its terms."""
+
+    terms: CandidateTerms
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,48 @@
+"""What routers tell each other: what each has just sent where, until load reports show it.
+
+Nothing here holds prompts, tokens, tenants, salts or whole block keys.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True):
+    """One dispatch that the sender knows of no load report to include.
+
+    `seq` is its number among the router's dispatches, `replica_boot` the life that it went to.
+    `blocks` is the KV that it will need beyond what is cached. `marks` holds eight bytes of the
+    (keyed) block key at some depths of the prompt: enough to follow it with a sibling.
+    """
+
+    seq: int
+    replica: str
+    replica_boot: int
+    prefill_tokens: int
+    prefill_ms: float
+    context_tokens: int
+    blocks: int
+    prefilling: bool = True
+    marks: bytes = b""
+
+
+class PeerDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
+    """What happened since the sender's last message; the numbers are those of `Sent.seq`."""
+
+    sent: tuple[Sent, ...] = ()
+    prefilled: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+
+
+class PeerState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
+    """Everything that the sender has on its way now: whatever is not in it is over."""
+
+    sent: tuple[Sent, ...] = ()
+
+
+class PeerAsk(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """The sender has missed something, or has just come: everybody's state is wanted."""
+
+
+PeerMessage = PeerDelta | PeerState | PeerAsk
