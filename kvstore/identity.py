@@ -1,4 +1,4 @@
-"""Who a KV block is: the only hashing code of the project. Knows nothing of tiers or scheduling.
+"""Who a KV block is; hashing is here and in chainhash.py alone. Knows no tiers and no scheduling.
 
 A block's key chains over everything before it, so an equal key means an equal prefix in an equal
 namespace. The hash is keyed with the cluster's secret: no reader of the bus or of a store can test
@@ -11,16 +11,18 @@ import hashlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NewType
 
 import numpy as np
 
 from events.load import KVLayout, ReplicaHello
+from kvstore.chainhash import HASH_VERSION as HASH_VERSION
+from kvstore.chainhash import KEY_BYTES, chain_hash, keyed_hash
 
-HASH_VERSION = "wr-block-1"
-KEY_BYTES = 16
 PUBLIC_SALT = b""
 """The salt of blocks that every tenant may share."""
+_ROOTS_KEPT = 2_048
 
 BlockKey = NewType("BlockKey", bytes)
 
@@ -75,13 +77,6 @@ def key_id(cluster_key: bytes) -> str:
     return hashlib.blake2b(b"", digest_size=4, key=cluster_key, person=b"wr-key-id").hexdigest()
 
 
-def _hash(cluster_key: bytes, *parts: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=KEY_BYTES, key=cluster_key, person=HASH_VERSION.encode())
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
-
-
 def _field(tag: bytes, value: str | int | bytes) -> bytes:
     """One field, tagged and length-framed, so that no two field lists give the same bytes."""
     data = value if isinstance(value, bytes) else str(value).encode()
@@ -94,10 +89,11 @@ def _adapter_field(adapter: tuple[str, str] | None) -> bytes:
     return _field(b"adapter", _field(b"id", adapter[0]) + _field(b"digest", adapter[1]))
 
 
+@lru_cache(maxsize=_ROOTS_KEPT)
 def root(cluster_key: bytes, namespace: Namespace, salt: bytes) -> bytes:
     """The chain value before the first block: 16 bytes."""
     layout = namespace.layout
-    return _hash(
+    return keyed_hash(
         cluster_key,
         b"root",
         _field(b"model", namespace.model),
@@ -115,12 +111,12 @@ def root(cluster_key: bytes, namespace: Namespace, salt: bytes) -> bytes:
 
 def block_key(cluster_key: bytes, parent: bytes, tokens: bytes) -> BlockKey:
     """key = H(parent || n as u32 || tokens as u32 little endian)."""
-    return BlockKey(_hash(cluster_key, parent, struct.pack("<I", len(tokens) // 4), tokens))
+    return BlockKey(keyed_hash(cluster_key, parent, struct.pack("<I", len(tokens) // 4), tokens))
 
 
 def private_parent(cluster_key: bytes, public_key: bytes, salt: bytes) -> bytes:
     """Where a tenant's own chain goes on behind the last full block of a public prefix."""
-    return _hash(cluster_key, b"salt", public_key, _field(b"scope", salt))
+    return keyed_hash(cluster_key, b"salt", public_key, _field(b"scope", salt))
 
 
 def chain(
@@ -139,12 +135,12 @@ def chain(
     blocks = len(tokens) // block_bytes
     if not 0 <= public_cut_blocks <= blocks:
         raise ValueError("the public prefix is longer than the prompt")
-    parent = root(cluster_key, namespace, PUBLIC_SALT if public_cut_blocks else salt)
-    keys: list[bytes] = []
-    for index in range(blocks):
-        start = index * block_bytes
-        parent = block_key(cluster_key, parent, tokens[start : start + block_bytes])
-        keys.append(parent)
-        if index + 1 == public_cut_blocks:
-            parent = private_parent(cluster_key, parent, salt)
-    return KeyChain(b"".join(keys), parent)
+    run = chain_hash()
+    cut = public_cut_blocks * block_bytes
+    shared = b""
+    parent = root(cluster_key, namespace, PUBLIC_SALT if cut else salt)
+    if cut:
+        shared = run(cluster_key, parent, tokens[:cut], block_bytes)
+        parent = private_parent(cluster_key, shared[-KEY_BYTES:], salt)
+    own = run(cluster_key, parent, tokens[cut:] if cut else tokens, block_bytes)
+    return KeyChain(shared + own, own[-KEY_BYTES:] or parent)

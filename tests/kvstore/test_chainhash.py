@@ -1,0 +1,30 @@
+"""The native chain of block keys against its Python twin."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.chainhash import native_chain, python_chain
+
+NATIVE = native_chain()
+
+
+@given(
+    key=st.binary(min_size=1, max_size=64),
+    parent=st.binary(min_size=16, max_size=16),
+    tokens=st.binary(max_size=2_000),
+    block_tokens=st.integers(1, 100),
+)
+def test_C1_native_and_python_give_the_same_keys(
+    key: bytes, parent: bytes, tokens: bytes, block_tokens: int
+) -> None:
+    asked = (key, parent, tokens, 4 * block_tokens)
+    assert NATIVE(*asked) == python_chain(*asked)
+
+
+def test_C1_whole_blocks_of_the_hash_are_no_exception() -> None:
+    for block_tokens in (27, 59, 91):  # 20 + 4 * 27 = 128 bytes, and so on
+        for extra in (-1, 0, 1):
+            asked = (b"k", bytes(16), bytes(range(256)) * 8, 4 * (block_tokens + extra))
+            assert NATIVE(*asked) == python_chain(*asked)
