@@ -6,7 +6,6 @@ of each piece can be remembered: a known history costs a look-up, only the new t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -17,11 +16,9 @@ from configs.model.errors import TemplateError
 from configs.model.segment import Segment
 from router.offload import Offload
 from router.openai import faults
+from router.pieces import Pieces
 from router.textcache import TextCache, pack
 from router.turns import Turns
-
-INLINE_CHARS = 2_048
-"""Up to here the event loop tokenises by itself (about 1 ms)."""
 
 INLINE_TEMPLATE_CHARS = 65_536
 """Up to here the event loop runs the template by itself."""
@@ -73,14 +70,12 @@ class Renderer:
     ) -> None:
         bounds = bounds or RenderBounds()
         self._template = card.template
-        self._tokenizer = card.tokenizer
-        self._context_tokens = card.shape.context_tokens
         self._bos = b"" if card.bos_id is None else pack((card.bos_id,))
-        self._cache = _cache(bounds.segment_cache_bytes)
         self._turns = Turns(card.template, card.tokenizer, _cache(bounds.turn_memory_bytes))
         self._offload = Offload(executor, bounds.pending_chars, bounds.timeout_s)
-        vocab = range(card.tokenizer.vocab_size)
-        self._max_token_bytes = max(len(card.tokenizer.token_bytes(token)) for token in vocab)
+        known = _cache(bounds.segment_cache_bytes)
+        context_tokens = card.shape.context_tokens
+        self._pieces = Pieces(card.tokenizer, context_tokens, known, self._offload)
 
     async def chat(
         self,
@@ -103,7 +98,7 @@ class Renderer:
                 pieces += turn
             else:
                 pieces.append(segment.text)
-        return RenderedPrompt(await self._join(pieces, tenant, "messages"))
+        return RenderedPrompt(await self._pieces.join(pieces, tenant, "messages"))
 
     async def prompt(self, prompt: str | bytes, *, tenant: str) -> RenderedPrompt:
         """A bare prompt: a text, or token ids as u32 little endian, taken as they are.
@@ -115,7 +110,7 @@ class Renderer:
             return RenderedPrompt(prompt)
         if not prompt and not self._bos:
             raise faults.empty_string("prompt")
-        return RenderedPrompt(await self._join([self._bos, prompt], tenant, "prompt"))
+        return RenderedPrompt(await self._pieces.join([self._bos, prompt], tenant, "prompt"))
 
     def remember(self, tenant: str, text: str, token_ids: Sequence[int]) -> bool:
         """Keep a turn that the model generated, so that it is rendered with its original ids.
@@ -140,36 +135,3 @@ class Renderer:
                 param="messages",
                 code="invalid_value",
             ) from None
-
-    async def _join(self, pieces: list[bytes | str], tenant: str, param: str) -> bytes:
-        """All pieces as ids; a text is looked up, or tokenised and remembered."""
-        known: dict[str, bytes] = {}
-        cold: list[str] = []
-        for piece in pieces:
-            if isinstance(piece, str) and piece not in known:
-                ids = self._cache.get(tenant, piece) if piece else b""
-                known[piece] = b"" if ids is None else ids
-                if ids is None:
-                    cold.append(piece)
-        if cold:
-            for text, ids in zip(cold, await self._encode(cold, param), strict=True):
-                known[text] = ids
-                self._cache.put(tenant, text, ids)
-        return b"".join(piece if isinstance(piece, bytes) else known[piece] for piece in pieces)
-
-    async def _encode(self, texts: list[str], param: str) -> list[bytes]:
-        chars = sum(map(len, texts))
-        at_least = -(-chars // self._max_token_bytes)
-        if at_least >= self._context_tokens:
-            raise faults.prompt_too_long(param, self._context_tokens, at_least, at_least=True)
-        if chars <= INLINE_CHARS:
-            return self._encode_now(texts, None)
-        return await self._offload.run(chars, lambda stopped: self._encode_now(texts, stopped))
-
-    def _encode_now(self, texts: list[str], stopped: threading.Event | None) -> list[bytes]:
-        ids = []
-        for text in texts:
-            if stopped is not None and stopped.is_set():
-                break
-            ids.append(pack(self._tokenizer.encode(text)))
-        return ids

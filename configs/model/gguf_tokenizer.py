@@ -10,17 +10,13 @@ from tokenizers import AddedToken, Regex, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from configs.model.cuts import LLAMA_WORDS, QWEN_WORDS
 from configs.model.errors import ModelError
 from configs.model.metadata import Metadata
 from configs.model.text import ModelText, build_template, end_ids
 from configs.model.tokenizer import Tokenizer, with_all_bytes
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def _gpt2() -> Any:
@@ -31,10 +27,10 @@ def _smollm() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _split(digits: str) -> Any:
+def _split(words: str) -> Any:
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_WORDS % digits), behavior="isolated"),
+            pre_tokenizers.Split(Regex(words), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -43,8 +39,8 @@ def _split(digits: str) -> Any:
 PRE_TOKENIZERS: Mapping[str, Callable[[], Any]] = {
     "gpt-2": _gpt2,
     "smollm": _smollm,
-    "llama-bpe": lambda: _split(r"\p{N}{1,3}"),
-    "qwen2": lambda: _split(r"\p{N}"),
+    "llama-bpe": lambda: _split(LLAMA_WORDS),
+    "qwen2": lambda: _split(QWEN_WORDS),
 }
 """By `tokenizer.ggml.pre`: how text is cut before merges apply."""
 

@@ -6,11 +6,14 @@ it says, can become one. Special tokens enter through `encode_segments` alone.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from configs.model.cuts import can_cut, cut
 from configs.model.errors import ModelError
+from configs.model.quick import Encode, quick_encoder
 from configs.model.segment import Segment
 
 # One prompt is encoded by one thread; the library's own pool would only compete with the engine.
@@ -77,24 +80,41 @@ class Tokenizer:
         if "" in specials:
             raise ModelError("a special token has no spelling")
         self._backend = backend
+        self._ids: Encode = self._library_ids
+        self._cuts = False
         self._lossy = any(letter not in vocab for letter in byte_letters())
         self._bytes = _table(vocab, {**added, **specials}, vocab_size)
         self.specials: Mapping[str, int] = dict(specials)
         self.special_ids = frozenset(specials.values())
         self.vocab_size = vocab_size
 
+    def quicken(self) -> None:
+        """Take what is quicker and gives the same ids; for whoever encodes much. Takes a second."""
+        spec = json.loads(self._backend.to_str())
+        self._cuts = can_cut(spec)
+        self._ids = quick_encoder(spec, self._library_ids)
+
+    def pieces(self, text: str, chars: int) -> Iterable[str]:
+        """`text` in pieces of about `chars` characters whose ids, joined, are those of the whole;
+        in one piece where that can't be promised."""
+        return cut(text, chars) if self._cuts else (text,)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, never a special one, no BOS. A byte that no token can spell is left
         out. Lone surrogates are a ValueError."""
         if not text:
             return []
+        ids = self._ids(text)
+        return [token for token in ids if token < self.vocab_size] if self._lossy else ids
+
+    def _library_ids(self, text: str) -> list[int]:
         # Unlike `encode`, the batch call lets go of the interpreter lock and skips offsets.
         try:
             batch = self._backend.encode_batch_fast([text], add_special_tokens=False)
         except TypeError:  # what the library says of text that UTF-8 can't carry
             raise ValueError("the text holds half of a surrogate pair") from None
         ids: list[int] = batch[0].ids
-        return [token for token in ids if token < self.vocab_size] if self._lossy else ids
+        return ids
 
     def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
         """Token ids of a rendered conversation."""

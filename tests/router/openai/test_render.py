@@ -17,7 +17,8 @@ from configs.model.card import ModelCard
 from events.errors import UserError
 from router.openai.parse import parse_chat
 from router.openai.schema import Limits
-from router.render import INLINE_CHARS, RenderBounds, RenderedPrompt, Renderer
+from router.pieces import INLINE_CHARS
+from router.render import RenderBounds, RenderedPrompt, Renderer
 from tests.router.openai.bodies import USER, chat_body
 
 MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_start|>assistant\n", "<|im_")
@@ -177,6 +178,11 @@ async def test_an_empty_prompt_needs_a_first_token(
     assert (caught.value.error.status, caught.value.error.code) == (400, "empty_string")
 
 
+def words(count: int) -> str:
+    """Text of which no piece is like another."""
+    return " ".join(map(str, range(count)))
+
+
 async def test_long_cold_text_is_tokenised_off_the_event_loop(
     card: ModelCard, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +194,7 @@ async def test_long_cold_text_is_tokenised_off_the_event_loop(
     await renderer.chat(say("short"), tenant="t")
     assert threads == {threading.get_ident()}
     threads.clear()
-    await renderer.chat(say("the " * INLINE_CHARS), tenant="t")
+    await renderer.chat(say(words(INLINE_CHARS)), tenant="t")
     assert threads
     assert threading.get_ident() not in threads
 
@@ -218,9 +224,9 @@ async def test_O4_too_much_text_in_threads_is_429(
 ) -> None:
     renderer = Renderer(card, executor, RenderBounds(pending_chars=3_000))
     with pytest.raises(UserError) as caught:
-        await renderer.prompt("the " * 1_000, tenant="t")
+        await renderer.prompt(words(1_000), tenant="t")
     assert caught.value.error.status == 429
-    assert (await renderer.prompt("the " * 700, tenant="t")).tokens > 0
+    assert (await renderer.prompt(words(600), tenant="t")).tokens > 0
 
 
 async def test_O8_a_refusal_of_the_template_quotes_nothing(

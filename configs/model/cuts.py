@@ -1,0 +1,74 @@
+"""Where a text may be cut so that the ids of its pieces, joined, are the ids of the whole.
+
+Between a letter and a space that a letter follows: no pattern below matches across that place, none
+looks back, and a look ahead from the left ends before it. Merges never leave a match. So whatever
+stands on one side makes no difference to the ids of the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA_WORDS = WORDS % r"\p{N}{1,3}"
+QWEN_WORDS = WORDS % r"\p{N}"
+
+_LETTER = "A-Za-zÀ-ÖØ-öø-ɏА-я"
+_PLACE = re.compile(f"[{_LETTER}](?= [{_LETTER}])")
+
+
+def cut(text: str, chars: int) -> Iterator[str]:
+    """Pieces of `chars` characters or a little more, the last one of less. Texts with an equal
+    beginning have equal pieces up to where they part."""
+    start, end = 0, len(text)
+    while end - start > chars:
+        found = _PLACE.search(text, start + chars - 1)
+        if found is None:
+            break
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]
+
+
+def can_cut(spec: Mapping[str, Any]) -> bool:
+    """Whether the tokenizer that a tokenizer.json describes is known to break at these places."""
+    stages = _stages(spec.get("pre_tokenizer"))
+    return (
+        (spec.get("normalizer") or {"type": "NFC"}).get("type") == "NFC"
+        and spec["model"].get("dropout") is None
+        and all(map(_harmless, stages))
+        and any(map(_breaks, stages))
+        and not any(_PLACE.search(row["content"]) for row in spec.get("added_tokens") or ())
+    )
+
+
+def _stages(part: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(part, Mapping):
+        return []
+    if part.get("type") == "Sequence":
+        return [stage for inner in part.get("pretokenizers", ()) for stage in _stages(inner)]
+    return [part]
+
+
+def _breaks(stage: Mapping[str, Any]) -> bool:
+    """It cuts there, and what lies beyond makes no difference to it."""
+    if stage.get("type") == "ByteLevel":
+        return bool(stage.get("use_regex", True)) and _harmless(stage)
+    return (
+        stage.get("type") == "Split"
+        and stage.get("behavior") == "Isolated"
+        and not stage.get("invert")
+        and stage.get("pattern") in ({"Regex": LLAMA_WORDS}, {"Regex": QWEN_WORDS})
+    )
+
+
+def _harmless(stage: Mapping[str, Any]) -> bool:
+    """What lies beyond makes no difference to it."""
+    if stage.get("type") == "ByteLevel":
+        return not stage.get("add_prefix_space", True)
+    return stage.get("type") == "Digits" or _breaks(stage)
