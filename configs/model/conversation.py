@@ -15,6 +15,8 @@ def check(value: Any, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise TemplateError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, str):
+        if value.isascii():
+            return
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -78,5 +80,6 @@ def normalise(messages: Any) -> list[dict[str, Any]]:
         raise TemplateError("'messages' must be a list with at least one message")
     check(messages)
     found = [_message(message) for message in messages]
-    check(found)
+    if any("tool_calls" in message for message in found):
+        check(found)  # what was a string has become objects
     return found

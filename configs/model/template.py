@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any
 
@@ -28,6 +29,7 @@ from configs.model.segment import Segment as Segment
 
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
 MAX_MESSAGE_CHARS = 200
+_SHORT_CHARS, _SHORT_KEPT = 32, 1_024
 _PRIVATE_RANGES = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
@@ -86,9 +88,13 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _unused_character(strings: chain[str]) -> str:
+def _unused_character(strings: Iterable[str]) -> str:
+    wide = [text for text in strings if not text.isascii()]
+    first = chr(_PRIVATE_RANGES[0][0])
+    if not any(first in text for text in wide):
+        return first
     used: set[str] = set()
-    used.update(*(text for text in strings if not text.isascii()))
+    used.update(*wide)
     for code in chain.from_iterable(_PRIVATE_RANGES):
         if chr(code) not in used:
             return chr(code)
@@ -104,21 +110,41 @@ class _Breaker:
         self._heads = {text[:size] for text in markers for size in range(1, len(text))}
         self._tails = {text[-size:] for text in markers for size in range(1, len(text))}
         self._longest = max(map(len, self._spellings), default=0)
+        self._first = frozenset(text[0] for text in markers)
+        self._last = frozenset(text[-1] for text in markers)
         # Overlapping markers are all found, since only the first character is consumed.
         self._inside = re.compile(f"(?=({self.pattern.pattern}))")
+        # Names of fields and roles come with every message.
+        self._short_cuts = lru_cache(_SHORT_KEPT)(self._cuts)
 
     def broken(self, text: str, sentinel: str) -> str:
         """`text` with the sentinel at every place where a marker begins, runs in or runs out."""
-        cuts = set()
-        if any(spelling in text for spelling in self._spellings):  # far cheaper than the pattern
-            cuts = {found.start() + 1 for found in self._inside.finditer(text)}
-        sizes = range(1, min(self._longest, len(text) + 1))
-        cuts |= {len(text) - size + 1 for size in sizes if text[-size:] in self._heads}
-        cuts |= {size - 1 for size in sizes if text[:size] in self._tails}
+        cuts = self.cuts(text)
         if not cuts:
             return text
         edges = [0, *sorted(cuts), len(text)]
         return sentinel.join(text[a:b] for a, b in pairwise(edges))
+
+    def cuts(self, text: str) -> set[int]:
+        """Those places; none in nearly every text."""
+        return self._short_cuts(text) if len(text) <= _SHORT_CHARS else self._cuts(text)
+
+    def _cuts(self, text: str) -> set[int]:
+        cuts = set()
+        if self._any_inside(text):
+            cuts = {found.start() + 1 for found in self._inside.finditer(text)}
+        sizes = range(1, min(self._longest, len(text) + 1))
+        if not self._first.isdisjoint(text[1 - self._longest :]):
+            cuts |= {len(text) - size + 1 for size in sizes if text[-size:] in self._heads}
+        if not self._last.isdisjoint(text[: self._longest - 1]):
+            cuts |= {size - 1 for size in sizes if text[:size] in self._tails}
+        return cuts
+
+    def _any_inside(self, text: str) -> bool:
+        """The pattern is quick where all spellings begin alike, and slow where they don't."""
+        if len(self._first) == 1:
+            return self.pattern.search(text) is not None
+        return any(spelling in text for spelling in self._spellings)
 
 
 class ChatTemplate:
@@ -165,10 +191,13 @@ class ChatTemplate:
             raise TemplateError("this model's chat template has no place for tools")
         check(tools)
         given = {"messages": normalise(messages), "tools": tools or None}
-        sentinel = _unused_character(chain(_strings(given), self._reserved))
-        safe = _mapped(given, lambda text: self._breaker.broken(text, sentinel))
-        text = self._rendered(safe | {"add_generation_prompt": add_generation_prompt}, sentinel)
-        return self._segments(text, sentinel)
+        values = given | {"add_generation_prompt": add_generation_prompt}
+        strings = list(_strings(given))
+        if not any(map(self._breaker.cuts, strings)):
+            return self._segments(self._rendered(values, ""), "")
+        sentinel = _unused_character([*strings, *self._reserved])
+        safe = _mapped(values, lambda text: self._breaker.broken(text, sentinel))
+        return self._segments(self._rendered(safe, sentinel), sentinel)
 
     def _rendered(self, values: dict[str, Any], sentinel: str) -> str:
         pieces, size = [], 0
@@ -189,10 +218,14 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _segments(self, text: str, sentinel: str) -> list[Segment]:
+        """`sentinel` is empty where none was needed."""
         segments, at = [], 0
         for found in self._breaker.pattern.finditer(text):
-            segments.append(Segment(text[at : found.start()].replace(sentinel, ""), None))
-            segments.append(Segment(found.group(), self._markers[found.group()]))
-            at = found.end()
-        segments.append(Segment(text[at:].replace(sentinel, ""), None))
+            start, end = found.span()
+            segments.append(Segment(text[at:start], None))
+            segments.append(Segment(text[start:end], self._markers[text[start:end]]))
+            at = end
+        segments.append(Segment(text[at:], None))
+        if sentinel:
+            segments = [Segment(text.replace(sentinel, ""), token) for text, token in segments]
         return [segment for segment in segments if segment.text]

@@ -71,8 +71,8 @@ def test_hard_strings_side_by_side(tokenizer: Tokenizer) -> None:
 
 def test_equal_beginnings_have_equal_pieces() -> None:
     first = list(cut("alpha beta gamma delta epsilon", 8))
-    assert first[:3] == list(cut("alpha beta gamma delta zeta eta", 8))[:3]
-    assert [piece[0] for piece in first[1:]] == [" "] * (len(first) - 1)
+    assert first == ["alpha beta", " gamma delta", " epsilon"]
+    assert list(cut("alpha beta gamma delta zeta eta", 8))[:2] == first[:2]
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}

@@ -246,7 +246,7 @@ def test_deep_nesting_is_refused(tiny: ModelCard) -> None:
 
 def test_every_private_character_in_use_is_refused() -> None:
     private = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
-    content = "".join(map(chr, private))
+    content = "".join(map(chr, private)) + "<|im_end|>"
     with pytest.raises(TemplateError, match="private character"):
         template(PLAIN).render([{"role": "user", "content": content}])
     kept = template(PLAIN).render([{"role": "user", "content": content[1:]}])
