@@ -26,6 +26,7 @@ from kvstore.identity import HASH_VERSION, KeyChain
 from router.choose import RouterBrain
 from router.expected import Expected, pool_name
 from router.fleet import Fleet
+from router.process import settle_memory
 from router.route import Outcome, RouteQuery
 from tools.flags import output_file, positive
 
@@ -217,6 +218,7 @@ def measure(rounds: int, calls: int) -> dict[str, Any]:
     for replicas, blocks in CASES:
         case = f"{replicas}x{blocks}"
         world = World(replicas, blocks, random.Random(1))
+        settle_memory()
         for name, act in (("decision", world.decide), ("index", world.look_up)):
             for part, value in _times_us(rounds, calls, act).items():
                 found.setdefault(f"{name}_{part}_us", {})[case] = value
