@@ -75,6 +75,12 @@ def _record(record: DecisionRecord) -> dict[str, Any]:
     return {"decision": record.decision, "outcome": record.outcome}
 
 
+def _limit(text: str) -> int:
+    """How many to list. Raises UserError (400)."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+    return integer(1, MAX_LISTED)("limit", number)
+
+
 class Admin:
     """Handlers of /router/*."""
 
@@ -143,8 +149,7 @@ class Admin:
     async def decisions(self, request: web.Request) -> web.Response:
         """The newest decisions, newest first; ?limit=."""
         self._of.gate.check_reader(request.headers)
-        text = request.query.get("limit", "50")
-        limit = min(MAX_LISTED, int(text)) if text.isascii() and text.isdigit() else 50
+        limit = _limit(request.query.get("limit", "50"))
         records = self._of.brain.decisions.latest(limit)
         return json_response({"decisions": [_record(record) for record in records]})
 

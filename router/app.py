@@ -20,6 +20,7 @@ from router.generate import Generator
 from router.http import add_ids, error_middleware
 from router.metrics import Metrics, Sample
 from router.openai import faults
+from router.openapi.document import document
 from router.services import Services
 from router.shadow import Shadow
 from router.tenant_admin import TenantAdmin
@@ -54,6 +55,7 @@ class _Status:
             web.get("/health", self.health),
             web.get("/ready", self.ready),
             web.get("/metrics", self.metrics),
+            web.get("/openapi.json", self.openapi),
         ]
 
     async def root(self, request: web.Request) -> web.Response:
@@ -91,6 +93,10 @@ class _Status:
                 )
             )
         return _json({"status": "ready", "replicas": len(self._of.links.up())})
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """Every route but the page's stream of events, for clients and fuzzers."""
+        return _json(document(self._of.limits(self._of.jobs.pool())))
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus."""

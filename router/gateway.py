@@ -71,8 +71,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Listen, then follow the bus. Raises OSError when the address can't be used."""
-        app = build_app(self.services, self._door, self._dashboard.routes())
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_S)
+        self.app = build_app(self.services, self._door, self._dashboard.routes())
+        self._runner = web.AppRunner(self.app, handler_cancellation=True, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
         router = self._config.router
         await self._door.open(self._runner.server, router.host, router.port)

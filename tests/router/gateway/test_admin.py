@@ -124,7 +124,8 @@ async def test_decisions_with_terms_and_outcome(house: House, http: aiohttp.Clie
     status, listed = await call(house, http, "GET", "/router/decisions?limit=1")
     assert [of["decision"]["decision_id"] for of in listed["decisions"]] == [decision_id]
     assert (await call(house, http, "GET", "/router/decisions/nope"))[0] == 404
-    assert (await call(house, http, "GET", "/router/decisions?limit=x"))[0] == 200
+    for limit in ("x", "0", "1001", "-1"):
+        assert (await call(house, http, "GET", f"/router/decisions?limit={limit}"))[0] == 400
 
 
 async def test_replicas_and_alarms(house: House, http: aiohttp.ClientSession) -> None:

@@ -1,0 +1,1 @@
+"""The gateway described as an OpenAPI document, for clients and fuzzers."""
