@@ -56,6 +56,31 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_s: float = 20.0
 
 
+class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An OpenAI-compatible server of another kind (vLLM, SGLang, ...) as a replica.
+
+    `url`: http(s)://host:port, without /v1. `model`: its own name for the model, empty for ours.
+    `api_key_env`: the environment variable that holds its key. `events`: "bridge" where `warmroute
+    bridge` tells of its cache; with "none" what was sent there is all that is known. A replica with
+    the same `block_tokens` and `dtype` shares its pool. 0 means unknown, or as the model allows.
+    `cache_salt` sends the field that keeps the tenants' blocks apart. `idle_connection_s` must be
+    below the server's keep-alive.
+    """
+
+    id: str
+    url: str
+    model: str = ""
+    api_key_env: str = ""
+    events: Literal["none", "bridge"] = "none"
+    block_tokens: int = 16
+    dtype: str = "bfloat16"
+    context_tokens: int = 0
+    kv_blocks: int = 0
+    max_running: int = 256
+    cache_salt: bool = True
+    idle_connection_s: float = 2.0
+
+
 class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one tenant may use, and how it is served. A limit of 0 is none.
 
@@ -126,4 +151,5 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     bus: BusConfig = BusConfig()
     router: RouterConfig = RouterConfig()
     replicas: tuple[ReplicaConfig, ...] = ()
+    backends: tuple[BackendConfig, ...] = ()
     tenants: tuple[TenantConfig, ...] = ()

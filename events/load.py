@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+OWN_ENGINE = "warmroute"
+
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """What must be equal for two replicas to be able to read each other's KV."""
@@ -24,7 +26,11 @@ class DigestShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
-    """Sent at start, on request and every few seconds. Fingerprints are hex digests."""
+    """Sent at start, on request and every few seconds. Fingerprints are hex digests.
+
+    Another `engine` than ours is asked by HTTP: its `link_url` is the server's base URL. Without
+    `digests` nobody will ever tell what it holds.
+    """
 
     model: str
     weights: str
@@ -40,6 +46,8 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
     device: str
     version: str
+    engine: str = OWN_ENGINE
+    digests: bool = True
 
 
 class PrefillFit(msgspec.Struct, frozen=True, array_like=True):

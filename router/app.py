@@ -92,7 +92,7 @@ class _Status:
                     retry_after_s=1.0,
                 )
             )
-        return _json({"status": "ready", "replicas": len(self._of.links.up())})
+        return _json({"status": "ready", "replicas": self._of.reachable})
 
     async def openapi(self, request: web.Request) -> web.Response:
         """Every route but the page's stream of events, for clients and fuzzers."""
@@ -110,10 +110,12 @@ def _json(value: object) -> web.Response:
 def _register_gauges(services: Services) -> None:
     metrics: Metrics = services.metrics
     gate, links, fleet = services.gate, services.links, services.fleet
+    backends = services.backends
     metrics.gauge("inflight_requests", "Requests inside", lambda: gate.requests)
     metrics.gauge("inflight_tokens", "Tokens that they count for", lambda: gate.tokens)
     metrics.gauge("inflight_attempts", "Attempts on all links", lambda: links.in_flight)
     metrics.gauge("links_up", "Links that requests can be sent on", lambda: len(links.up()))
+    metrics.gauge("backends_up", "Backends of other kinds that answer", lambda: backends.up)
     metrics.gauge("replicas", "Replicas that the fleet knows", lambda: len(fleet))
     metrics.gauge("index_bytes", "Memory of the digest index", lambda: fleet.index.nbytes)
     metrics.gauge("late_deltas", "Deltas that nobody waited for", lambda: links.late_deltas)

@@ -53,6 +53,7 @@ class _Open:
     prediction: Prediction
     expires_s: float
     answered: bool = False
+    observed: bool = False
 
 
 class RouterBrain:
@@ -129,7 +130,7 @@ class RouterBrain:
         return self._decision(query, field, pick, scored, "", 0, now_s)
 
     def first_token(
-        self, decision_id: str, cached_tokens: int, prompt_tokens: int, ttft_ms: float
+        self, decision_id: str, cached_tokens: int | None, prompt_tokens: int, ttft_ms: float
     ) -> None:
         """The prefill is over. Idempotent; unknown ids are ignored."""
         entry = self._open.get(decision_id)
@@ -138,19 +139,21 @@ class RouterBrain:
         entry.answered = True
         self.ledger.first_token(decision_id)
         replica = entry.decision.replica
-        self.fleet.observe(replica, entry.boot, entry.prediction, cached_tokens, ttft_ms)
+        if cached_tokens is not None:
+            self._observe(entry, cached_tokens, ttft_ms)
         self.fleet.expect_shown(replica, entry.boot, entry.query.chain)
         self.fleet.replica_alive(replica, entry.boot)
 
     def finish(self, decision_id: str, outcome: Outcome) -> None:
         """Release, learn, record. Only the first call for a decision counts."""
         if outcome.status == "ok" and outcome.ttft_ms is not None:
-            self.first_token(
-                decision_id, outcome.cached_tokens, outcome.prompt_tokens, outcome.ttft_ms
-            )
+            cached_tokens = outcome.cached_tokens if outcome.cached_told else None
+            self.first_token(decision_id, cached_tokens, outcome.prompt_tokens, outcome.ttft_ms)
         entry = self._open.pop(decision_id, None)
         if entry is None:
             return
+        if outcome.status == "ok" and outcome.cached_told and outcome.ttft_ms is not None:
+            self._observe(entry, outcome.cached_tokens, outcome.ttft_ms)
         self.ledger.release(decision_id)
         self._learn(entry, outcome)
         report = _report(entry.decision, outcome)
@@ -245,6 +248,13 @@ class RouterBrain:
         self._open[decision.decision_id] = _Open(
             decision, query, member.boot, prediction, expires_s
         )
+
+    def _observe(self, entry: _Open, cached_tokens: int, ttft_ms: float) -> None:
+        """Prediction meets reality, once."""
+        if not entry.observed:
+            entry.observed = True
+            replica = entry.decision.replica
+            self.fleet.observe(replica, entry.boot, entry.prediction, cached_tokens, ttft_ms)
 
     def _optimistic_ttl_s(self, scored: Scored) -> float:
         known = self.fleet.index.known(scored.member.replica)

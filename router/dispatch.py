@@ -7,6 +7,7 @@ is the only release; every exit path leads there, and only its first call counts
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from events.errors import CoreError, UserError
 from events.output import CLEAN_FINISHES, CoreDelta, Usage
 from events.request import ChildProgress, CoreRequest, SamplingParams
 from kvstore.identity import KeyChain
+from router.backends.attempt import ForeignAttempt
 from router.errors import AttemptError, finish_failure, transport_failure
 from router.links import Links
 from router.route import Chooser, NoReplica, Outcome, RouteQuery
@@ -286,7 +288,8 @@ class Attempt:
 
 
 class Dispatcher:
-    """Asks the chooser and makes attempts. Holds no state of its own."""
+    """Asks the chooser and makes attempts. Holds no state of its own. `backends` are the replicas
+    of other kinds."""
 
     def __init__(
         self,
@@ -295,23 +298,28 @@ class Dispatcher:
         router_boot: str,
         limits: SinkLimits,
         listener: RouteListener,
+        backends: Collection[str] = (),
     ) -> None:
         self.chooser = chooser
         self.links = links
         self.router_boot = router_boot
         self.listener = listener
+        self.backends = frozenset(backends)
         self._limits = limits
 
-    def decide(self, job: Job, leg: Leg) -> Attempt:
+    def decide(self, job: Job, leg: Leg) -> Attempt | ForeignAttempt:
         """Choose and reserve a replica that has not failed this request.
 
         Raises UserError (503) when there is none.
         """
-        unable = self.links.unable_to_continue() if leg.progress else frozenset()
+        # A backend can't go on behind what another one has generated.
+        unable = self.links.unable_to_continue() | self.backends if leg.progress else frozenset()
         answer = self.chooser.decide(job.query(leg, unable))
         if isinstance(answer, NoReplica):
             raise unavailable(answer)
         self.listener.decided(answer)
+        if answer.replica in self.backends:
+            return ForeignAttempt(answer, self.chooser, self.listener)
         if leg.progress:
             self.listener.continued(answer, leg.carried_tokens)
         return Attempt(job, leg, answer, self, self._limits)

@@ -48,7 +48,9 @@ class Expected:
             layers=card.shape.layers,
             kv_heads=card.shape.kv_heads,
             head_dim=card.shape.head_dim,
-            block_tokens=frozenset(replica.block_tokens for replica in config.replicas),
+            block_tokens=frozenset(
+                member.block_tokens for member in (*config.replicas, *config.backends)
+            ),
         )
 
     def misfits(self, hello: ReplicaHello) -> list[str]:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
+from typing import NoReturn
 
 from events.errors import InvariantError, UserError
 from events.output import CoreDelta
+from router.backends.attempt import ForeignAttempt
 from router.delivered import Delivered
 from router.dispatch import Attempt, Dispatcher, Job, Leg
 from router.errors import TRANSPORT, AttemptError, timeout_failure
@@ -50,7 +52,8 @@ class Run:
     tells the replica to stop unless the answer is complete.
 
     `whole`: the answer is delivered at its end, in one piece. Until then it can be begun anew
-    where nobody can continue. `grow` is told how many tokens have come."""
+    where nobody can continue. `grow` is told how many tokens have come. `may_relay`: the choice may
+    fall on a backend of another kind; `next` then raises ForeignChosenError."""
 
     def __init__(
         self,
@@ -60,9 +63,11 @@ class Run:
         retries: int,
         whole: bool = False,
         grow: Callable[[int], None] | None = None,
+        may_relay: bool = False,
     ) -> None:
         self.job = job
         self.delivered = False
+        self.may_relay = may_relay
         self._begun = False
         self._whole = whole
         self._grow = grow
@@ -74,7 +79,7 @@ class Run:
         self._attempts = 0
         self._failed: frozenset[str] = frozenset()
         self._cause: AttemptError | None = None
-        self._attempt: Attempt | None = None
+        self._attempt: Attempt | ForeignAttempt | None = None
         self._started_s = self._waits_since_s = asyncio.get_running_loop().time()
         budget.deposit()
 
@@ -91,7 +96,7 @@ class Run:
             self._attempt.finish("client_gone")
 
     @property
-    def attempt(self) -> Attempt | None:
+    def attempt(self) -> Attempt | ForeignAttempt | None:
         """The newest attempt; its decision names the replica that answers."""
         return self._attempt
 
@@ -109,20 +114,29 @@ class Run:
         while True:
             try:
                 attempt = self._sent_attempt()
-                deadline_s = self._deadline_s()
+                deadline_s = self.deadline_s()
                 async with asyncio.timeout_at(min(wake_s, deadline_s)):
                     batch = await attempt.take()
             except AttemptError as failure:
-                self._give_up_or_retry(failure)
+                self.give_up_or_retry(failure)
             except TimeoutError:
                 # Which limit it was, not what the clock says: a timer may fire a moment early.
                 if wake_s < deadline_s:
                     return ()
-                self._time_out()
+                self.time_out()
             else:
                 self._begun = True
                 if deltas := self._deliver(batch):
                     return deltas
+
+    def heard(self) -> None:
+        """A backend has begun to answer."""
+        self._begun = True
+
+    def grow(self, tokens: int) -> None:
+        """That many tokens have passed as bytes."""
+        if self._grow is not None:
+            self._grow(tokens)
 
     def _deliver(self, batch: tuple[CoreDelta, ...]) -> tuple[CoreDelta, ...]:
         """What the reader gets of this batch: the one place where deltas pass to him."""
@@ -144,7 +158,7 @@ class Run:
             self._attempt.send()
         return self._attempt
 
-    def _place(self) -> Attempt:
+    def _place(self) -> Attempt | ForeignAttempt:
         try:
             return self._dispatcher.decide(self.job, self._leg())
         except UserError:
@@ -164,9 +178,9 @@ class Run:
         now_s = asyncio.get_running_loop().time()
         return Leg(
             attempt=self._attempts,
-            failed=self._failed,
+            failed=self._excluded(),
             progress=self._record.progress(),
-            first_token_s=self._deadline_s() - now_s,
+            first_token_s=self.deadline_s() - now_s,
             left_s=self._end_s - now_s,
         )
 
@@ -175,13 +189,17 @@ class Run:
         """Loop time by which everything has to be over."""
         return self._started_s + self.job.timeout_s
 
-    def _deadline_s(self) -> float:
+    def _excluded(self) -> frozenset[str]:
+        return self._failed if self.may_relay else self._failed | self._dispatcher.backends
+
+    def deadline_s(self) -> float:
         """Loop time by which the next thing has to happen."""
         if self._begun:
             return self._end_s
         return min(self._end_s, self._waits_since_s + self.job.first_token_timeout_s)
 
-    def _give_up_or_retry(self, failure: AttemptError) -> None:
+    def give_up_or_retry(self, failure: AttemptError) -> None:
+        """The attempt ended so; returns when there may be another. Raises UserError."""
         attempt = self._attempt
         assert attempt is not None
         attempt.fail(failure)
@@ -206,7 +224,7 @@ class Run:
             failure.retryable
             and (not self.delivered or self._attempt.continuable)
             and self._attempts <= self._retries
-            and asyncio.get_running_loop().time() < self._deadline_s()
+            and asyncio.get_running_loop().time() < self.deadline_s()
             and (self._moves(failure) or self._budget.withdraw())
         )
 
@@ -214,7 +232,8 @@ class Run:
         """Whether this is the first attempt, lost with its link."""
         return failure.kind == TRANSPORT and self._attempts == 1
 
-    def _time_out(self) -> None:
+    def time_out(self) -> NoReturn:
+        """The deadline has passed. Raises UserError."""
         attempt = self._attempt
         assert attempt is not None
         silent = not self._begun or attempt.silent_s > STALL_S

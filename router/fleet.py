@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from events.load import DigestShape, ReplicaHello, ReplicaLoad
+from events.load import OWN_ENGINE, DigestShape, ReplicaHello, ReplicaLoad
 from kvstore.identity import KeyChain, Namespace
 from router.alarms import Alarms, Clock
 from router.expected import Expected, pool_name
@@ -258,11 +258,11 @@ class Fleet:
         return {name: _pool(name, groups[name]) for name in order}
 
     def targets(self) -> dict[str, tuple[int, str]]:
-        """(boot, link url) of each replica that fits: whom to dial."""
+        """(boot, link url) of each replica of our own that fits: whom to dial."""
         return {
             member.replica: (member.boot, member.hello.link_url)
             for member in self._members.values()
-            if not member.misfits
+            if not member.misfits and member.hello.engine == OWN_ENGINE
         }
 
     def replicas(self) -> list[ReplicaView]:
@@ -350,6 +350,7 @@ class Fleet:
     def _check_evidence(self, member: Member, now_s: float) -> None:
         unknown_s = member.unknown_since_s
         silent = unknown_s is not None and now_s - unknown_s >= NO_EVENTS_AFTER_S
+        silent = silent and member.hello.digests
         self._set(silent, "no_events", member.replica, "alive, but its cache digest never came")
         stale = unknown_s is None and now_s - member.digest_at_s >= STALE_DIGEST_AFTER_S
         self._set(stale, "stale_digest", member.replica, "no word of its cache for seconds")
@@ -377,6 +378,11 @@ class Fleet:
         else:
             self.alarms.clear(name, replica)
 
+    def _locality(self, member: Member) -> str:
+        if self.index.known(member.replica):
+            return "digest"
+        return "unknown" if member.hello.digests else "optimistic"
+
     def _view(self, member: Member, now_s: float) -> ReplicaView:
         state: ReplicaState = member.state(now_s)
         return ReplicaView(
@@ -389,6 +395,7 @@ class Fleet:
             misfits=tuple(member.misfits),
             trust=member.trust.value,
             ttft_ratio=member.trust.ttft_ratio,
+            locality=self._locality(member),
             digest_known=self.index.known(member.replica),
             digest_age_ms=1e3 * (now_s - member.digest_at_s),
             digest_fill=self.index.fill(member.replica),

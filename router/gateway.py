@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from router.address import AllowList
 from router.admit import Admitter
 from router.announce import Announcer
 from router.app import build_app
+from router.backends.backends import Backends
 from router.beacon import Beacon
 from router.choose import RouterBrain
 from router.dash.server import Dashboard
@@ -55,7 +57,7 @@ class Gateway:
         self._boot = time.time_ns() // 1_000_000
         self.services = self._wire(config, card)
         self._beacon = Beacon(self.services.fleet, self._announcer.alarm)
-        self._feed = Feed(bus, config.cluster, self.services.fleet)
+        self._feed = Feed(bus, config.cluster, self.services.backends.feed)
         self._sync = PeerSync(
             bus, config.cluster, config.router.id, self._boot, self.services.brain
         )
@@ -77,6 +79,7 @@ class Gateway:
         router = self._config.router
         await self._door.open(self._runner.server, router.host, router.port)
         await self.services.links.start()
+        await self.services.backends.start()
         await self._announcer.start()
         await self._feed.start()
         await self._sync.start()
@@ -85,7 +88,13 @@ class Gateway:
 
     async def meet_replicas(self, timeout_s: float) -> bool:
         """Until a request could be routed; False when that takes too long."""
-        return await self.services.links.wait_up(timeout_s)
+        met = (self.services.links.wait_up(timeout_s), self.services.backends.wait_up())
+        waiting = [asyncio.create_task(wait) for wait in met]
+        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return self.services.reachable > 0
 
     async def drain(self) -> None:
         """Say not-ready, then let what is inside finish, within the configured time."""
@@ -101,6 +110,7 @@ class Gateway:
             await self._runner.cleanup()
         await self._sync.close()
         await self._feed.close()
+        await self.services.backends.close()
         await self.services.links.close()
         await self._announcer.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -130,6 +140,7 @@ class Gateway:
             Metrics(),
         )
         gate = Gate(router, tenants)
+        backends = Backends(config, card, fleet, metrics)
         limits = SinkLimits(router.stream_buffer_bytes, router.slow_reader_s)
         return Services(
             config=config,
@@ -137,6 +148,7 @@ class Gateway:
             fleet=fleet,
             brain=brain,
             links=links,
+            backends=backends,
             tenants=tenants,
             gate=gate,
             admitter=Admitter(gate, Limits()),
@@ -144,7 +156,9 @@ class Gateway:
             renderer=Renderer(card, self._executor),
             texts=TokenTexts(card.tokenizer),
             jobs=JobMaker(fleet, prefixes, cluster_key, config.model.name, router),
-            dispatcher=Dispatcher(brain, links, brain.router_boot, limits, metrics),
+            dispatcher=Dispatcher(
+                brain, links, brain.router_boot, limits, metrics, backends.seats.keys()
+            ),
             budget=RetryBudget(),
             metrics=metrics,
         )

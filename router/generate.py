@@ -15,6 +15,8 @@ from aiohttp import web
 
 from events.errors import CoreError, UserError
 from router.answers import Answers, Numbered
+from router.backends.attempt import ForeignChosenError
+from router.backends.relay import RelayCall
 from router.dispatch import Job
 from router.errors import AttemptError
 from router.failover import Run
@@ -41,6 +43,20 @@ def _mint_seed() -> int:
     return secrets.randbits(62)
 
 
+def _call(
+    request: web.Request, tenant: Tenant, asked: ChatRequest | CompletionRequest, body: bytes
+) -> RelayCall:
+    """The request as a backend of another kind would get it."""
+    return RelayCall(
+        path=request.path,
+        body=body,
+        request_id=request_id(request),
+        tag=tenant.tag,
+        stream=asked.stream,
+        wants_usage=asked.include_usage,
+    )
+
+
 class Generator:
     """Handlers of POST /v1/chat/completions and /v1/completions."""
 
@@ -63,7 +79,8 @@ class Generator:
             kind = ChatStream if asked.stream else ChatCollector
             head = new_head("chatcmpl", self._model, self._fingerprint)
             reply = kind(head, asked, self._of.texts)
-            response = await self._reply(request, answers, reply)
+            call = _call(request, tenant, asked, body)
+            response = await self._reply(request, answers, reply, call)
             self._remember(tenant, reply.progress)
             return response
 
@@ -80,7 +97,9 @@ class Generator:
             answers = await self._place(held, tenant, jobs, whole=not asked.stream)
             kind = CompletionStream if asked.stream else CompletionCollector
             head = new_head("cmpl", self._model, self._fingerprint)
-            return await self._reply(request, answers, kind(head, asked, self._of.texts))
+            reply = kind(head, asked, self._of.texts)
+            call = _call(request, tenant, asked, body)
+            return await self._reply(request, answers, reply, call)
 
     async def _enter(self, request: web.Request, held: ExitStack) -> tuple[Tenant, bytes]:
         if self._of.lifecycle.draining:
@@ -120,10 +139,32 @@ class Generator:
         of, retries = self._of, self._settings.retries
         admission = await of.admitter.admit(held, tenant, jobs)
         grow = admission.grow
-        runs = [Run(job, of.dispatcher, of.budget, retries, whole, grow) for job in jobs]
+        if len(jobs) > 1 and not of.links.up():
+            # A backend takes a body with all its prompts at once, or not at all.
+            jobs = jobs[:1]
+        may_relay = len(jobs) == 1
+        runs = [Run(job, of.dispatcher, of.budget, retries, whole, grow, may_relay) for job in jobs]
         return held.enter_context(Answers(runs))
 
     async def _reply(
+        self,
+        request: web.Request,
+        answers: Answers,
+        reply: EventStream | ChatCollector | CompletionCollector,
+        call: RelayCall,
+    ) -> web.StreamResponse:
+        """From deltas of our own replicas or from the bytes of a backend: whoever is chosen, until
+        one has begun to answer."""
+        while True:
+            try:
+                return await self._answer(request, answers, reply)
+            except ForeignChosenError:
+                relay, run = self._of.backends.relay, answers.runs[0]
+                response = await relay.answer(request, call, run, answers.headers())
+                if response is not None:
+                    return response
+
+    async def _answer(
         self,
         request: web.Request,
         answers: Answers,
@@ -142,6 +183,8 @@ class Generator:
     ) -> web.StreamResponse:
         # An error before the first delta is still a plain HTTP answer.
         first = await answers.next(self._settings.keepalive_s)
+        for run in answers.runs:
+            run.may_relay = False
         writer = EventWriter(request, self._settings.slow_reader_s)
         try:
             await writer.open(answers.headers())

@@ -122,7 +122,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica for the dashboard, /metrics and explain. Ages are in ms."""
+    """One replica for the dashboard, /metrics and explain. Ages are in ms.
+
+    `locality` says what its warm blocks are known by: its "digest", "optimistic" entries where none
+    will ever come, or "unknown" for now."""
 
     replica: str
     boot: int
@@ -133,6 +136,7 @@ class ReplicaView:
     misfits: tuple[str, ...]
     trust: float
     ttft_ratio: float
+    locality: str
     digest_known: bool
     digest_age_ms: float
     digest_fill: float

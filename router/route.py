@@ -37,7 +37,8 @@ class Outcome:
     """How an attempt ended, as dispatch saw it.
 
     status: "ok", "client_gone", "refused", "transport", "timeout", "error". `replica_fault` tells
-    whether the breaker may count it (never for a caller's mistake).
+    whether the breaker may count it (never for a caller's mistake). Where the cached tokens were
+    not told, 0 says nothing.
     """
 
     status: str
@@ -47,6 +48,7 @@ class Outcome:
     completion_tokens: int = 0
     ttft_ms: float | None = None
     e2e_ms: float = 0.0
+    cached_told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,10 @@ class Chooser(Protocol):
         """Filter, score, choose, reserve. The reservation holds until `finish` or its expiry."""
 
     def first_token(
-        self, decision_id: str, cached_tokens: int, prompt_tokens: int, ttft_ms: float
+        self, decision_id: str, cached_tokens: int | None, prompt_tokens: int, ttft_ms: float
     ) -> None:
-        """The prefill is over: its reservation shrinks to decode, prediction meets reality."""
+        """The prefill is over: its reservation shrinks to decode, prediction meets reality. With
+        None for the cached tokens it meets it at the end."""
 
     def finish(self, decision_id: str, outcome: Outcome) -> None:
         """Release the reservation; idempotent: only the first call per decision counts."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from configs.model.card import ModelCard
 from configs.schema import ClusterConfig
 from router.admit import Admitter
+from router.backends.backends import Backends
 from router.choose import RouterBrain
 from router.dispatch import Dispatcher
 from router.failover import RetryBudget
@@ -40,6 +41,7 @@ class Services:
     fleet: Fleet
     brain: RouterBrain
     links: Links
+    backends: Backends
     tenants: Tenants
     gate: Gate
     admitter: Admitter
@@ -56,9 +58,12 @@ class Services:
     @property
     def ready(self) -> bool:
         """Whether a request that comes now could be routed."""
-        return (
-            not self.lifecycle.draining and self.jobs.pool() is not None and bool(self.links.up())
-        )
+        return not self.lifecycle.draining and self.jobs.pool() is not None and self.reachable > 0
+
+    @property
+    def reachable(self) -> int:
+        """Replicas of both kinds that can be asked."""
+        return len(self.links.up()) + self.backends.up
 
     def limits(self, pool: Pool | None) -> Limits:
         """What a generating route accepts now; the smallest context anywhere counts."""

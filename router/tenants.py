@@ -28,11 +28,13 @@ SALT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`salt` separates the tenant's blocks in every replica; it stays out of logs and answers."""
+    """`salt` separates the tenant's blocks in every replica; it stays out of logs and answers.
+    `tag` does the same in engines of other kinds, which tell it in their events."""
 
     name: str
     scope: str
     salt: bytes
+    tag: str
     policy: TenantPolicy
 
 
@@ -48,8 +50,8 @@ class TenantChange:
     policy: Mapping[str, Any] = field(default_factory=dict)
 
 
-def scope_salt(cluster_key: bytes, name: str, scope: str) -> bytes:
-    """16 bytes; equal for the members of one group, different for everybody else.
+def scope_tag(cluster_key: bytes, name: str, scope: str) -> str:
+    """32 hex digits; equal for the members of one group, different for everybody else.
 
     Raises ValueError for a scope that is neither "private" nor "group:<name>".
     """
@@ -60,7 +62,17 @@ def scope_salt(cluster_key: bytes, name: str, scope: str) -> bytes:
         label = f"private:{name}"
     else:
         raise ValueError('a scope is "private" or "group:<name>"')
-    return hmac.digest(cluster_key, b"wr-scope-1\0" + label.encode(), "sha256")[:SALT_BYTES]
+    return hmac.digest(cluster_key, b"wr-tag-1\0" + label.encode(), "sha256")[:SALT_BYTES].hex()
+
+
+def tag_salt(cluster_key: bytes, tag: str) -> bytes:
+    """The salt behind a tag, 16 bytes: for whoever holds the cluster's secret, and one way only."""
+    return hmac.digest(cluster_key, b"wr-scope-2\0" + tag.encode(), "sha256")[:SALT_BYTES]
+
+
+def scope_salt(cluster_key: bytes, name: str, scope: str) -> bytes:
+    """The salt of a scope. Raises ValueError as `scope_tag` does."""
+    return tag_salt(cluster_key, scope_tag(cluster_key, name, scope))
 
 
 def hash_key(key: str) -> bytes:
@@ -174,4 +186,5 @@ class Tenants:
         self._names = {known: of for known, of in self._names.items() if of != name}
 
     def _make(self, name: str, scope: str, policy: TenantPolicy) -> Tenant:
-        return Tenant(name, scope, scope_salt(self._cluster_key, name, scope), policy)
+        tag = scope_tag(self._cluster_key, name, scope)
+        return Tenant(name, scope, tag_salt(self._cluster_key, tag), tag, policy)

@@ -33,6 +33,11 @@ class ModelShape:
     qkv_bias: bool = False
     qk_norm: bool = False
 
+    @property
+    def rope(self) -> str:
+        """How positions enter the keys: part of what a KV block is."""
+        return f"halves theta={self.rope_theta:g}"
+
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ModelError(

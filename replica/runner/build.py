@@ -61,7 +61,7 @@ def kv_layout(card: ModelCard, config: ReplicaConfig) -> KVLayout:
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         block_tokens=config.block_tokens,
-        rope=f"halves theta={shape.rope_theta:g}",
+        rope=shape.rope,
     )
 
 

@@ -237,7 +237,7 @@ class FakeReplica:
                 kv_heads=card.shape.kv_heads,
                 head_dim=card.shape.head_dim,
                 block_tokens=16,
-                rope="plain",
+                rope=card.shape.rope,
             ),
             hash_version=HASH_VERSION,
             key_id=self._key_id,

@@ -1,0 +1,1 @@
+"""Servers of other kinds as replicas: any OpenAI-compatible one; bytes are relayed, not parsed."""

@@ -1,0 +1,93 @@
+"""One attempt on a server of another kind: like router.dispatch's, but its bytes pass elsewhere.
+
+It can't be continued on another replica once a byte was delivered: what was generated is unknown.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from events.decision import RouteDecision
+from router.backends.tail import ToldUsage
+from router.errors import AttemptError
+from router.route import Chooser, Outcome
+
+if TYPE_CHECKING:
+    from router.dispatch import RouteListener
+
+
+class ForeignChosenError(Exception):
+    """Not a failure: the choice fell on a backend, whose answer is no stream of deltas."""
+
+
+class ForeignAttempt:
+    """A decision that was reserved. `finish` is the only release; its first call counts."""
+
+    answered = False
+    continuable = False
+
+    def __init__(self, decision: RouteDecision, chooser: Chooser, listener: RouteListener) -> None:
+        self.decision = decision
+        self.finished = False
+        self.status = ""
+        self.ttft_ms: float | None = None
+        self._chooser = chooser
+        self._listener = listener
+        self._started_s = time.monotonic()
+        self._heard_s = self._started_s
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Since the choice."""
+        return 1000 * (time.monotonic() - self._started_s)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the backend was last heard on this attempt."""
+        return time.monotonic() - self._heard_s
+
+    def send(self) -> None:
+        """Raises ForeignChosenError: whoever asked for deltas has to relay instead."""
+        raise ForeignChosenError
+
+    def heard(self) -> None:
+        """Bytes of an answer came."""
+        self._heard_s = time.monotonic()
+        if self.ttft_ms is None:
+            self.ttft_ms = self.elapsed_ms
+            decision = self.decision
+            self._chooser.first_token(
+                decision.decision_id, None, decision.prompt_tokens, self.ttft_ms
+            )
+
+    def complete(self, usage: ToldUsage | None) -> None:
+        """The answer is whole."""
+        self.answered = True
+        self.finish("ok", usage=usage)
+
+    def fail(self, failure: AttemptError) -> None:
+        """Report an end that is not an answer."""
+        self.finish(failure.kind, failure.replica_fault)
+
+    def finish(
+        self, status: str, replica_fault: bool = False, usage: ToldUsage | None = None
+    ) -> None:
+        """Release everything and report; only the first call counts."""
+        if self.finished:
+            return
+        self.finished = True
+        self.status = status
+        cached_tokens = usage.cached_tokens if usage is not None else None
+        outcome = Outcome(
+            status=status,
+            replica_fault=replica_fault,
+            cached_tokens=cached_tokens or 0,
+            prompt_tokens=usage.prompt_tokens if usage is not None else 0,
+            completion_tokens=usage.completion_tokens if usage is not None else 0,
+            ttft_ms=self.ttft_ms,
+            e2e_ms=self.elapsed_ms,
+            cached_told=cached_tokens is not None,
+        )
+        self._chooser.finish(self.decision.decision_id, outcome)
+        self._listener.ended(self.decision, outcome)

@@ -1,0 +1,84 @@
+"""All backends of this router: their places in the fleet, connections, probes, and the relay."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+import aiohttp
+
+from configs.model.card import ModelCard
+from configs.schema import ClusterConfig
+from router.backends.client import BackendClient
+from router.backends.join import Joiner, Seat
+from router.backends.relay import Relay
+from router.backends.roster import hello_of, roster
+from router.fleet import Fleet
+from router.metrics import Metrics
+
+PROBE_EVERY_S = 1.0
+PROBE_TIMEOUT_S = 2.0
+PROBE_PATHS = ("/health", "/v1/models")
+NOT_THERE = (404, 405, 501)
+
+
+class Backends:
+    """Nothing is dialled before `start`. `feed` is what the bus's feed has to talk to."""
+
+    def __init__(
+        self, config: ClusterConfig, card: ModelCard, fleet: Fleet, metrics: Metrics
+    ) -> None:
+        """Raises ValueError on a backend that can't be used."""
+        self.seats: Mapping[str, Seat] = {
+            backend.id: Seat(backend, hello_of(backend, config, card))
+            for backend in roster(config).values()
+        }
+        self._clients: dict[str, BackendClient] = {}
+        self.feed = Joiner(fleet, self.seats)
+        self.relay = Relay(self.seats, self._clients, config.router, metrics)
+        self._first = asyncio.Event()
+        self._probing: list[asyncio.Task[None]] = []
+
+    @property
+    def up(self) -> int:
+        """Backends that answer."""
+        return sum(seat.health.up for seat in self.seats.values())
+
+    async def start(self) -> None:
+        """Begin to probe."""
+        for seat in self.seats.values():
+            client = self._clients[seat.backend.id] = BackendClient(seat.backend)
+            self._probing.append(asyncio.create_task(self._probe_forever(seat, client)))
+
+    async def close(self) -> None:
+        """End probes and connections."""
+        for task in self._probing:
+            task.cancel()
+        await asyncio.gather(*self._probing, return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    async def wait_up(self) -> None:
+        """Until the first one answers; for ever where there is none."""
+        await self._first.wait()
+
+    async def _probe_forever(self, seat: Seat, client: BackendClient) -> None:
+        paths = list(PROBE_PATHS)
+        while True:
+            status = await _status(client, paths[0])
+            if status in NOT_THERE and len(paths) > 1:
+                paths.pop(0)
+                continue
+            self.feed.probed(seat, 200 <= status < 300)
+            if seat.health.up:
+                self._first.set()
+            await asyncio.sleep(PROBE_EVERY_S * random.uniform(0.75, 1.25))
+
+
+async def _status(client: BackendClient, path: str) -> int:
+    """Of a GET; 0 without an answer."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            return await client.probe(path)
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        return 0

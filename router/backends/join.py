@@ -1,0 +1,203 @@
+"""Where backends enter the fleet: between what the bus brings and what the fleet is told.
+
+A backend lives in the fleet from its first answered probe on. Its bridge, where it has one, brings
+a life of its own with the digest; when the bridge goes, the backend stays, without locality. The
+bus can't make anybody a backend: only the cluster file can.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+
+from events.load import OWN_ENGINE, DecodeFit, DigestShape, PrefillFit, ReplicaHello, ReplicaLoad
+from router.backends.attempt import ForeignAttempt
+from router.backends.health import Health
+from router.backends.rates import Rates
+from router.backends.roster import Backend
+from router.backends.tail import ToldUsage
+from router.expected import pool_name
+from router.fleet import Fleet
+
+
+class Seat:
+    """One backend's place. `bridge_boot` is its bridge's life, None without one."""
+
+    def __init__(self, backend: Backend, hello: ReplicaHello) -> None:
+        self.backend = backend
+        self.hello = hello
+        self.health = Health()
+        self.rates = Rates()
+        self.bridge_boot: int | None = None
+        self.lives = 0
+        self._alone: dict[ForeignAttempt, bool] = {}
+
+    @property
+    def boot(self) -> int:
+        """Of its present life in the fleet. A bridge's is a time in ms: always the larger."""
+        return self.lives if self.bridge_boot is None else self.bridge_boot
+
+    @contextmanager
+    def carrying(self, attempt: ForeignAttempt) -> Iterator[None]:
+        """While an attempt is on its way there."""
+        self._alone[attempt] = not any(other.ttft_ms is None for other in self._alone)
+        try:
+            yield
+        finally:
+            del self._alone[attempt]
+
+    def learn(self, attempt: ForeignAttempt, usage: ToldUsage) -> None:
+        """From a whole answer, before its `carrying` ends."""
+        if attempt.ttft_ms is None:
+            return
+        if self._alone[attempt] and usage.cached_tokens is not None:
+            new_tokens = max(1, usage.prompt_tokens - usage.cached_tokens)
+            self.rates.prefilled(new_tokens, attempt.ttft_ms)
+        duration_ms = attempt.elapsed_ms - attempt.ttft_ms
+        self.rates.decoded(len(self._alone), usage.completion_tokens, duration_ms)
+
+    def load(self, told: ReplicaLoad | None = None) -> ReplicaLoad:
+        """A heartbeat: what is in flight is in this router's own ledger, the speed is as learnt."""
+        told = told or _silent_load(self.hello.total_blocks)
+        prefill, decode = self.rates.prefill, self.rates.decode
+        return msgspec.structs.replace(told, prefill=prefill, decode=decode)
+
+
+class Joiner:
+    """Implements events.feed.FeedListener in front of the fleet; `probed` is the probes' side."""
+
+    def __init__(self, fleet: Fleet, seats: Mapping[str, Seat]) -> None:
+        self.refused: Counter[str] = Counter()
+        self._fleet = fleet
+        self._seats = seats
+
+    # What probes and requests tell
+
+    def probed(self, seat: Seat, answered: bool) -> None:
+        """The backend answered a probe or a request, or did not."""
+        changed = seat.health.success() if answered else seat.health.failure()
+        if seat.health.up and (changed or self._lost(seat)):
+            self._rise(seat)
+        elif changed:
+            self._fleet.link_state(seat.backend.id, seat.boot, False)
+        if seat.health.up and seat.bridge_boot is None:
+            self._fleet.on_load(seat.backend.id, seat.boot, seat.load())
+        self._check_pool(seat.backend.id)
+
+    def _check_pool(self, replica: str) -> None:
+        """Requests go to one pool: whoever stands beside it is never asked, and should know."""
+        member, leading = self._fleet.member(replica), next(iter(self._fleet.pools()), None)
+        if member is not None and member.pool != leading:
+            detail = "its block_tokens or dtype are not those of the replicas that are asked"
+            self._fleet.alarms.raise_("other_pool", replica, detail)
+        else:
+            self._fleet.alarms.clear("other_pool", replica)
+
+    def _lost(self, seat: Seat) -> bool:
+        """The fleet had no room for it before."""
+        return self._fleet.member(seat.backend.id) is None
+
+    def _rise(self, seat: Seat) -> None:
+        """It is there, maybe again: an engine that was away has an empty cache."""
+        if seat.bridge_boot is None:
+            seat.lives += 1
+            self._fleet.on_hello(seat.backend.id, seat.boot, seat.hello)
+        self._fleet.link_state(seat.backend.id, seat.boot, True)
+
+    # What the feed tells
+
+    def on_hello(self, replica: str, boot: int, hello: ReplicaHello) -> None:
+        seat = self._seats.get(replica)
+        if seat is None and hello.engine == OWN_ENGINE:
+            self._fleet.on_hello(replica, boot, hello)
+        elif seat is None:
+            self._refuse("unknown_backend", replica, "the cluster file has no such backend")
+        elif not self._is_bridge(seat, hello):
+            self._refuse(
+                "backend_mismatch", replica, "its bridge tells of another engine, address or pool"
+            )
+        else:
+            seat.bridge_boot = boot
+            self._fleet.on_hello(replica, boot, hello)
+            self._fleet.link_state(replica, boot, seat.health.up)
+
+    def on_load(self, replica: str, boot: int, load: ReplicaLoad) -> None:
+        seat = self._seats.get(replica)
+        if seat is None:
+            self._fleet.on_load(replica, boot, load)
+        elif boot == seat.bridge_boot:
+            self._fleet.on_load(replica, boot, seat.load(load))
+
+    def on_digest_reset(
+        self,
+        replica: str,
+        boot: int,
+        generation: int,
+        seq: int,
+        shape: DigestShape,
+        bits: np.ndarray,
+    ) -> None:
+        self._fleet.on_digest_reset(replica, boot, generation, seq, shape, bits)
+
+    def on_digest_delta(
+        self,
+        replica: str,
+        boot: int,
+        seq: int,
+        set_positions: np.ndarray,
+        clear_positions: np.ndarray,
+    ) -> None:
+        self._fleet.on_digest_delta(replica, boot, seq, set_positions, clear_positions)
+
+    def on_digest_unknown(self, replica: str, boot: int, reason: str) -> None:
+        self._fleet.on_digest_unknown(replica, boot, reason)
+
+    def on_gone(self, replica: str, boot: int, reason: str) -> None:
+        seat = self._seats.get(replica)
+        if seat is None:
+            self._fleet.on_gone(replica, boot, reason)
+        elif boot == seat.bridge_boot:
+            seat.bridge_boot = None
+            self._fleet.link_state(replica, boot, False)
+            self._fleet.on_gone(replica, boot, reason)
+            if seat.health.up:
+                self._rise(seat)
+
+    def _is_bridge(self, seat: Seat, hello: ReplicaHello) -> bool:
+        """Whether it tells of this very backend, with the block keys that we would compute."""
+        ours = seat.hello
+        same = (hello.engine, hello.link_url) == (ours.engine, ours.link_url)
+        return seat.backend.bridged and same and pool_name(hello) == pool_name(ours)
+
+    def _refuse(self, name: str, replica: str, detail: str) -> None:
+        self.refused[name] += 1
+        self._fleet.alarms.raise_(name, replica, detail)
+
+
+def _silent_load(total_blocks: int) -> ReplicaLoad:
+    """Nothing waits, nothing runs, as far as anybody but this router says; no digest is named."""
+    return ReplicaLoad(
+        digest_generation=-1,
+        digest_seq=-1,
+        waiting=0,
+        running=0,
+        queued_prefill_tokens=0,
+        running_context_tokens=0,
+        free_blocks=total_blocks,
+        cached_blocks=0,
+        total_blocks=total_blocks,
+        step_ms=0.0,
+        prefill=PrefillFit(0.0, 0.0, 0.0, 0.0),
+        decode=DecodeFit(0.0, 0.0, 0.0, 0.0),
+        seen={},
+        draining=False,
+        engine_steps=0,
+        digest_false_positive_rate=0.0,
+        prompt_tokens_total=0,
+        cached_tokens_total=0,
+        preemptions_total=0,
+    )

@@ -1,0 +1,246 @@
+"""Answers of backends on their way to the client: bytes, as they come, with back-pressure.
+
+Before the first byte a failure is given back to the run, which may ask another replica of either
+kind. After it nothing can be repaired: the client's stream breaks visibly, never ends cleanly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from configs.schema import RouterConfig
+from events.errors import CoreError, UserError
+from router.backends.attempt import ForeignAttempt
+from router.backends.body import rewrite
+from router.backends.client import BackendClient
+from router.backends.join import Seat
+from router.backends.tail import Tail
+from router.errors import ERROR, REFUSED, AttemptError, transport_failure
+from router.failover import Run
+from router.metrics import Metrics
+from router.openai.stream import error_event
+from router.sse import KEEP_ALIVE, EventWriter, ReaderGoneError
+
+MAX_ERROR_BYTES = 256 * 1024
+OURS_TO_ANSWER = (401, 403, 404, 407)
+"""Refusals that are about this gateway's settings, not about the client's request."""
+
+BUSY = (408, 425, 429)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayCall:
+    """What goes out: the client's own body, to the same path. `tag` keeps the tenant's blocks apart
+    from others'. `wants_usage`: the client asked for the usage event of its stream."""
+
+    path: str
+    body: bytes
+    request_id: str
+    tag: str
+    stream: bool
+    wants_usage: bool
+
+    def for_backend(self, seat: Seat) -> bytes:
+        """The body as this backend gets it."""
+        tag = self.tag if seat.backend.config.cache_salt else None
+        asks_usage = self.stream and not self.wants_usage
+        return rewrite(self.body, seat.backend.model, tag, asks_usage)
+
+    def headers(self, attempt: int) -> dict[str, str]:
+        """Of the request upstream: nothing of the client's own."""
+        return {
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream" if self.stream else "application/json",
+            "X-Request-Id": f"{self.request_id}-{attempt}",
+        }
+
+
+class Relay:
+    """Keeps nothing between requests."""
+
+    def __init__(
+        self,
+        seats: Mapping[str, Seat],
+        clients: Mapping[str, BackendClient],
+        settings: RouterConfig,
+        metrics: Metrics,
+    ) -> None:
+        self._seats = seats
+        self._clients = clients
+        self._settings = settings
+        self._metrics = metrics
+
+    async def answer(
+        self, request: web.Request, call: RelayCall, run: Run, headers: Mapping[str, str]
+    ) -> web.StreamResponse | None:
+        """The whole answer of the backend that `run` has chosen; None when it failed before its
+        first byte and the run may choose again. Raises UserError when it may not."""
+        attempt = run.attempt
+        assert isinstance(attempt, ForeignAttempt)
+        seat = self._seats[attempt.decision.replica]
+        writer = EventWriter(request, self._settings.slow_reader_s)
+        passage = _Passage(seat, attempt, run, writer, headers, self._settings.keepalive_s)
+        try:
+            with seat.carrying(attempt):
+                return await passage.carry(self._clients[seat.backend.id], call)
+        except AttemptError as failure:
+            if not writer.response.prepared:
+                run.give_up_or_retry(failure)
+                return None
+            attempt.fail(failure)
+            await self._break(writer, passage, failure.kind, failure.error)
+        except UserError as error:
+            if not writer.response.prepared:
+                raise
+            await self._break(writer, passage, attempt.status, error.error)
+        except ReaderGoneError as error:
+            attempt.finish("client_gone")
+            self._metrics.stream_error(error.reason)
+        return writer.response
+
+    async def _break(
+        self, writer: EventWriter, passage: _Passage, kind: str, error: CoreError
+    ) -> None:
+        self._metrics.stream_error(kind)
+        await writer.fail([error_event(error)] if passage.between_events else [])
+
+
+class _Passage:
+    """One answer on its way."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        attempt: ForeignAttempt,
+        run: Run,
+        writer: EventWriter,
+        headers: Mapping[str, str],
+        keepalive_s: float,
+    ) -> None:
+        self._seat = seat
+        self._attempt = attempt
+        self._run = run
+        self._writer = writer
+        self._headers = dict(headers)
+        self._keepalive_s = keepalive_s
+        self._tail: Tail | None = None
+
+    @property
+    def between_events(self) -> bool:
+        """Whether an event of our own may follow."""
+        return self._tail is not None and self._tail.between_events
+
+    async def carry(self, client: BackendClient, call: RelayCall) -> web.StreamResponse:
+        """From request to last byte. Raises AttemptError, UserError, ReaderGoneError."""
+        upstream = await self._ask(client, call)
+        try:
+            if upstream.status != 200:
+                return await self._refusal(upstream)
+            await self._pass_on(upstream, call)
+        finally:
+            # One that has not ended is cut: the engine stops at once.
+            upstream.close()
+        return self._writer.response
+
+    async def _ask(self, client: BackendClient, call: RelayCall) -> aiohttp.ClientResponse:
+        body = call.for_backend(self._seat)
+        headers = call.headers(self._attempt.decision.attempt)
+        try:
+            async with asyncio.timeout_at(self._run.deadline_s()):
+                return await client.post(call.path, body, headers)
+        except TimeoutError:
+            self._run.time_out()
+        except (aiohttp.ClientError, OSError):
+            raise transport_failure("the backend can't be reached") from None
+
+    async def _refusal(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+        """A caller's mistake is the caller's to read. Raises AttemptError for everything else."""
+        status = upstream.status
+        if status in OURS_TO_ANSWER or status in BUSY or not 400 <= status < 500:
+            raise _refused(status)
+        try:
+            async with asyncio.timeout_at(self._run.deadline_s()):
+                body = await upstream.content.read(MAX_ERROR_BYTES)
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            raise transport_failure("the backend broke off") from None
+        self._attempt.finish("refused")
+        headers = {"Content-Type": upstream.headers.get("Content-Type", "application/json")}
+        return web.Response(status=status, body=body, headers=headers | self._headers)
+
+    async def _pass_on(self, upstream: aiohttp.ClientResponse, call: RelayCall) -> None:
+        events = upstream.content_type == "text/event-stream"
+        drop_usage = events and call.stream and not call.wants_usage
+        self._headers["Content-Type"] = upstream.headers.get("Content-Type", "application/json")
+        if not events and upstream.content_length is not None:
+            self._headers["Content-Length"] = str(upstream.content_length)
+        tail = self._tail = Tail(events, drop_usage)
+        while (data := await self._read(upstream, tail)) != b"":
+            if data is None:
+                await self._write(KEEP_ALIVE)
+                continue
+            self._hear()
+            if passed := tail.feed(data):
+                await self._write(passed)
+        await self._end(tail)
+
+    async def _read(self, upstream: aiohttp.ClientResponse, tail: Tail) -> bytes | None:
+        """What came next, b"" at the end; None when it is time to show that we live."""
+        loop = asyncio.get_running_loop()
+        while True:
+            wake_s, deadline_s = loop.time() + self._keepalive_s, self._run.deadline_s()
+            try:
+                async with asyncio.timeout_at(min(wake_s, deadline_s)):
+                    return await upstream.content.readany()
+            except TimeoutError:
+                if deadline_s <= wake_s:
+                    self._run.time_out()
+                if tail.between_events:
+                    return None
+            except (aiohttp.ClientError, OSError):
+                raise transport_failure("the backend broke off") from None
+
+    def _hear(self) -> None:
+        self._attempt.heard()
+        self._seat.health.heard()
+        self._run.heard()
+
+    async def _write(self, data: bytes) -> None:
+        if not self._writer.response.prepared:
+            self._run.delivered = True
+            await self._writer.open(self._headers)
+        await self._writer.write(data)
+
+    async def _end(self, tail: Tail) -> None:
+        """The answer has ended: was it whole?"""
+        if not tail.complete:
+            raise transport_failure("the backend's answer broke off")
+        if rest := tail.rest():
+            await self._write(rest)
+        usage = tail.usage()
+        if tail.failed:
+            self._attempt.fail(_refused(500))
+        else:
+            self._attempt.complete(usage)
+        if usage is not None:
+            self._run.grow(usage.completion_tokens)
+            self._seat.learn(self._attempt, usage)
+        await self._writer.close()
+
+
+def _refused(status: int) -> AttemptError:
+    """The client sees no more than that another kind of server is behind us."""
+    kind = REFUSED if status in OURS_TO_ANSWER or status in BUSY else ERROR
+    busy = status in BUSY or status == 503
+    error = CoreError(
+        status=503 if busy else 502,
+        message="the backend is busy" if busy else f"the backend answered with status {status}",
+        type="server_error",
+        code="backend_busy" if busy else "backend_error",
+        retry_after_s=1.0 if busy else None,
+    )
+    return AttemptError(kind, error)
