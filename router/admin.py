@@ -24,6 +24,7 @@ from router.openai.fields import Field, Table, integer, string, walk
 from router.openai.messages import messages
 from router.policies import POLICIES
 from router.services import Services
+from router.shared import ONLY, POLICY, PREFIX, SHADOW
 from router.tenants import ANONYMOUS, Tenant
 from router.textcache import pack
 from router.warm import Warmer
@@ -173,7 +174,8 @@ class Admin:
         if name not in POLICIES:
             raise faults.not_one_of("policy", tuple(sorted(POLICIES)))
         self._of.brain.set_policy(name)
-        return json_response({"policy": name})
+        shared = await self._of.registry.share(POLICY, ONLY, name.encode())
+        return json_response({"policy": name, "shared": shared})
 
     async def shadow(self, request: web.Request) -> web.Response:
         """How the policy in the shadow would have chosen, beside what was chosen."""
@@ -186,6 +188,7 @@ class Admin:
         if name is not None and name not in POLICIES:
             raise faults.not_one_of("policy", tuple(sorted(POLICIES)))
         self._of.brain.shadow.set_policy(name or "")
+        await self._of.registry.share(SHADOW, ONLY, (name or "").encode())
         return self._shadow_report()
 
     def _shadow_report(self) -> web.Response:
@@ -205,8 +208,14 @@ class Admin:
         """{"messages": [...]} or {"prompt": "..."}: a head that all tenants share."""
         asked = await read_change(self._of.gate, request, _PROMPT)
         prefix = self._of.prefixes.add(await self._head(asked))
+        shared = await self._of.registry.share(PREFIX, prefix.name, prefix.tokens)
         return json_response(
-            {"name": prefix.name, "version": prefix.version, "tokens": prefix.length_tokens}
+            {
+                "name": prefix.name,
+                "version": prefix.version,
+                "tokens": prefix.length_tokens,
+                "shared": shared,
+            }
         )
 
     async def clear_caches(self, request: web.Request) -> web.Response:

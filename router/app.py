@@ -119,7 +119,9 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("replicas", "Replicas that the fleet knows", lambda: len(fleet))
     metrics.gauge("index_bytes", "Memory of the digest index", lambda: fleet.index.nbytes)
     metrics.gauge("late_deltas", "Deltas that nobody waited for", lambda: links.late_deltas)
-    peers = services.brain.peers
+    peers, registry = services.brain.peers, services.registry
+    metrics.gauge("registry_online", "Whether changes are shared", lambda: registry.online)
+    metrics.gauge("registry_settings", "Settings that routers share", lambda: len(registry))
     metrics.gauge("peers", "Other routers that are heard", lambda: len(peers))
     metrics.gauge("peer_dispatches", "Theirs that no load report shows", lambda: peers.open)
     metrics.gauge("tenants", "Tenants with a key", lambda: len(services.tenants))

@@ -13,10 +13,12 @@ from configs.model.card import ModelCard
 from configs.schema import ClusterConfig
 from events.bus import Bus
 from events.feed import Feed
-from events.secrets import link_secret, parse_secret
+from events.kv import bucket_of
+from events.secrets import link_secret, parse_secret, registry_key
 from events.subjects import router_boot_name
 from router.address import AllowList
 from router.admit import Admitter
+from router.alarms import Alarms
 from router.announce import Announcer
 from router.app import build_app
 from router.backends.backends import Backends
@@ -36,8 +38,19 @@ from router.links import Links
 from router.metrics import Metrics
 from router.openai.logprobs import TokenTexts
 from router.prefixes import PublicPrefixes
+from router.registry import Registry
 from router.render import Renderer
+from router.seal import Seal
 from router.services import Services
+from router.shared import (
+    POLICY,
+    PREFIX,
+    SHADOW,
+    TENANT,
+    PolicySection,
+    PrefixSection,
+    TenantSection,
+)
 from router.sink import SinkLimits
 from router.sync import PeerSync
 from router.tenants import Tenants
@@ -52,6 +65,7 @@ class Gateway:
     def __init__(self, config: ClusterConfig, card: ModelCard, bus: Bus) -> None:
         self._config = config
         self._executor = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
+        self._bus = bus
         self._announcer = Announcer(bus, config.cluster, config.router.id)
         # Should the clock go back over a restart, the others forget the former life in seconds.
         self._boot = time.time_ns() // 1_000_000
@@ -82,6 +96,7 @@ class Gateway:
         await self.services.backends.start()
         await self._announcer.start()
         await self._feed.start()
+        await self.services.registry.start()
         await self._sync.start()
         await self._dashboard.start()
         await self._beacon.start()
@@ -109,6 +124,7 @@ class Gateway:
         if self._runner is not None:
             await self._runner.cleanup()
         await self._sync.close()
+        await self.services.registry.close()
         await self._feed.close()
         await self.services.backends.close()
         await self.services.links.close()
@@ -136,11 +152,17 @@ class Gateway:
         )
         tenants, prefixes, metrics = (
             Tenants(cluster_key, config.tenants),
-            PublicPrefixes(),
+            PublicPrefixes(cluster_key),
             Metrics(),
         )
         gate = Gate(router, tenants)
         backends = Backends(config, card, fleet, metrics)
+        admitter = Admitter(gate, Limits())
+        registry = self._registry(fleet.alarms)
+        registry.add(TENANT, TenantSection(tenants, config.tenants, admitter.limits.forget))
+        registry.add(PREFIX, PrefixSection(prefixes))
+        registry.add(POLICY, PolicySection(brain.set_policy, router.policy))
+        registry.add(SHADOW, PolicySection(brain.shadow.set_policy, router.shadow_policy))
         limits = SinkLimits(router.stream_buffer_bytes, router.slow_reader_s)
         return Services(
             config=config,
@@ -151,7 +173,8 @@ class Gateway:
             backends=backends,
             tenants=tenants,
             gate=gate,
-            admitter=Admitter(gate, Limits()),
+            admitter=admitter,
+            registry=registry,
             prefixes=prefixes,
             renderer=Renderer(card, self._executor),
             texts=TokenTexts(card.tokenizer),
@@ -162,3 +185,8 @@ class Gateway:
             budget=RetryBudget(),
             metrics=metrics,
         )
+
+    def _registry(self, alarms: Alarms) -> Registry:
+        config = self._config
+        seal = Seal(registry_key(parse_secret(config.secret)))
+        return Registry(self._bus, bucket_of(config.cluster), seal, alarms, config.router.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import hmac
 from dataclasses import dataclass
 
 from events.errors import CoreError, UserError
@@ -29,10 +29,10 @@ class PublicPrefix:
 class PublicPrefixes:
     """A bounded list; `version` rises with every change, so that copies can be compared."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster_key: bytes) -> None:
         self.version = 0
+        self._cluster_key = cluster_key
         self._prefixes: dict[bytes, PublicPrefix] = {}
-        self._numbers = itertools.count(1)
         self._heads: dict[int, tuple[int, list[tuple[int, set[bytes]]]]] = {}
 
     def __iter__(self):
@@ -51,9 +51,14 @@ class PublicPrefixes:
         if len(self._prefixes) >= MAX_PREFIXES:
             raise _refusal(f"there are {MAX_PREFIXES} public prefixes already")
         self.version += 1
-        prefix = PublicPrefix(f"public-{next(self._numbers)}", self.version, tokens)
+        prefix = PublicPrefix(self._name(tokens), self.version, tokens)
         self._prefixes[tokens] = prefix
         return prefix
+
+    def _name(self, tokens: bytes) -> str:
+        """The same on every router, and no way to test for a text."""
+        digest = hmac.digest(self._cluster_key, b"wr-public-1\0" + tokens, "sha256")
+        return f"public-{digest[:6].hex()}"
 
     def cut_blocks(self, prompt: bytes, block_tokens: int) -> int:
         """Full blocks at the head of `prompt` that are those of the longest registered prefix."""

@@ -21,6 +21,7 @@ from router.openai.limits import limits_of
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import Limits
 from router.prefixes import PublicPrefixes
+from router.registry import Registry
 from router.render import Renderer
 from router.tenants import Tenants
 
@@ -46,6 +47,7 @@ class Services:
     gate: Gate
     admitter: Admitter
     prefixes: PublicPrefixes
+    registry: Registry
     renderer: Renderer
     texts: TokenTexts
     jobs: JobMaker

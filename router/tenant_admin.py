@@ -11,6 +11,7 @@ from configs.schema import Degradation, TenantPolicy
 from router.admin import json_response, not_found, read_change
 from router.openai.fields import Field, Table, array, decimal, integer, one_of, string
 from router.services import Services
+from router.shared import TENANT, encode_tenant
 from router.tenants import Tenant, TenantChange
 
 MAX_COUNT = 10**9
@@ -70,18 +71,22 @@ class TenantAdmin:
         return json_response({"tenants": [_shown(tenant, keys) for tenant, keys in listed]})
 
     async def put(self, request: web.Request) -> web.Response:
-        """Add or change one, until the router ends: what is not given stays."""
+        """Add or change one, on all routers: what is not given stays."""
         asked = await read_change(self._of.gate, request, _CHANGE)
         policy = {name: asked.pop(name) for name in asked.keys() & TenantPolicy.__struct_fields__}
         change = TenantChange(**asked, policy=policy)
-        tenant = self._of.tenants.put(request.match_info["name"], change)
-        return json_response(_shown(tenant, self._of.tenants.key_count(tenant.name)))
+        tenants = self._of.tenants
+        tenant = tenants.put(request.match_info["name"], change)
+        config = encode_tenant(tenants.config(tenant))
+        shared = await self._of.registry.share(TENANT, tenant.name, config)
+        return json_response({**_shown(tenant, tenants.key_count(tenant.name)), "shared": shared})
 
     async def remove(self, request: web.Request) -> web.Response:
-        """Its keys open nothing any more; until the router ends for one of the cluster file."""
+        """Its keys open nothing any more, on any router."""
         self._of.gate.check_admin(request.headers)
         name = request.match_info["name"]
         if not self._of.tenants.remove(name):
             raise not_found("tenant")
         self._of.admitter.limits.forget(name)
-        return json_response({"name": name})
+        shared = await self._of.registry.share(TENANT, name, None)
+        return json_response({"name": name, "shared": shared})

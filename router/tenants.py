@@ -100,8 +100,7 @@ class Tenants:
         self._names: dict[bytes, str] = {}
         self.anonymous = self._make(ANONYMOUS, "private", TenantPolicy())
         for tenant in configured:
-            made = self._make(tenant.name, tenant.scope, policy_of(tenant))
-            self._set(made, frozenset(map(bytes.fromhex, tenant.key_sha256)))
+            self.take(tenant)
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -128,6 +127,20 @@ class Tenants:
         """Forget a tenant and its keys; whether there was one. What it has running goes on."""
         self._forget_keys(name)
         return self._tenants.pop(name, None) is not None
+
+    def take(self, config: TenantConfig) -> None:
+        """A tenant as a cluster file, or another router, has it. Raises ValueError."""
+        made = self._make(config.name, config.scope, policy_of(config))
+        self._set(made, frozenset(map(bytes.fromhex, config.key_sha256)))
+
+    def config(self, tenant: Tenant) -> TenantConfig:
+        """What another router would take."""
+        return TenantConfig(
+            name=tenant.name,
+            key_sha256=tuple(sorted(key.hex() for key in self._keys.get(tenant.name, ()))),
+            scope=tenant.scope,
+            **msgspec.structs.asdict(tenant.policy),
+        )
 
     def put(self, name: str, change: TenantChange) -> Tenant:
         """Add a tenant, or change a known one. Raises UserError (400), and has changed nothing."""

@@ -29,7 +29,10 @@ KEY = bytes.fromhex(SECRET)
 class Street:
     """Use as an async context manager. `engines` say what the replicas publish."""
 
-    def __init__(self, card: ModelCard, folder: Path, replicas: int, routers: int = 2) -> None:
+    def __init__(
+        self, card: ModelCard, folder: Path, replicas: int, routers: int = 2, **settings: Any
+    ) -> None:
+        self.settings = settings
         self.card = card
         self.names = tuple(f"r{number}" for number in range(replicas))
         self.router_ids = tuple(f"router-{number}" for number in range(routers))
@@ -46,7 +49,7 @@ class Street:
             for name in self.names:
                 await self._replica(name)
             for router in self.router_ids:
-                self.gateways.append(await self.gateway(router))
+                self.gateways.append(await self.gateway(router, **self.settings))
             await self.met()
         except BaseException:
             await self._stack.aclose()

@@ -206,7 +206,7 @@ def ids(*tokens: int) -> bytes:
 
 
 def test_the_longest_public_prefix_counts_in_full_blocks() -> None:
-    prefixes = PublicPrefixes()
+    prefixes = PublicPrefixes(b"k" * 32)
     head = list(range(10))
     prefixes.add(ids(*head))
     prefixes.add(ids(*head, 10, 11, 12))
@@ -218,7 +218,7 @@ def test_the_longest_public_prefix_counts_in_full_blocks() -> None:
 
 
 def test_public_prefixes_are_versioned_and_bounded() -> None:
-    prefixes = PublicPrefixes()
+    prefixes = PublicPrefixes(b"k" * 32)
     first = prefixes.add(ids(1))
     assert prefixes.add(ids(1)) is first
     assert prefixes.version == 1
@@ -227,7 +227,7 @@ def test_public_prefixes_are_versioned_and_bounded() -> None:
     with pytest.raises(UserError):
         prefixes.add(ids(0))
     with pytest.raises(UserError):
-        PublicPrefixes().add(b"")
+        PublicPrefixes(b"k" * 32).add(b"")
 
 
 @given(
@@ -238,7 +238,7 @@ def test_public_prefixes_are_versioned_and_bounded() -> None:
 def test_the_cut_equals_a_plain_search(
     registered: list[list[int]], prompt: list[int], block: int
 ) -> None:
-    prefixes = PublicPrefixes()
+    prefixes = PublicPrefixes(b"k" * 32)
     for head in registered:
         prefixes.add(ids(*head))
     whole = [len(head) // block for head in registered]
