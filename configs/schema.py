@@ -19,6 +19,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str = "smollm2-135m-instruct"
 
 
+class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Paths of PEM files: one's own certificate and key, and the authority that signed those of
+    the other side; without `ca` nobody is asked for a certificate."""
+
+    cert: str
+    key: str
+    ca: str = ""
+
+
 class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where NATS is. Credentials are per role: `user` publishes under its own subjects only."""
 
@@ -117,7 +126,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `link_hosts`: hosts beyond loopback on which replicas may announce their link. `shadow_policy`:
     scores live traffic beside `policy` and routes nothing; empty for none. `max_inflight_tokens`
     bounds prompts and answers inside: an answer counts for `expected_answer_tokens`, or less where
-    less was asked for, until it has come to more.
+    less was asked for, until it has come to more. `tls`: serve HTTPS.
     """
 
     id: str = "router-0"
@@ -127,6 +136,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shadow_policy: str = ""
     admin_key_sha256: str = ""
     link_hosts: tuple[str, ...] = ()
+    tls: TlsConfig | None = None
     allow_anonymous: bool = True
     max_body_bytes: int = 8 * 1024 * 1024
     max_connections: int = 2_000
@@ -143,12 +153,16 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One cluster. `secret` (hex, 32 bytes) keys block identity and authenticates the link."""
+    """One cluster. `secret` (hex, 32 bytes) keys block identity and authenticates the link.
+
+    `link_tls`: routers and replicas show each other certificates of its `ca`, beside the secret.
+    """
 
     cluster: str = "local"
     secret: str
     model: ModelConfig
     bus: BusConfig = BusConfig()
+    link_tls: TlsConfig | None = None
     router: RouterConfig = RouterConfig()
     replicas: tuple[ReplicaConfig, ...] = ()
     backends: tuple[BackendConfig, ...] = ()

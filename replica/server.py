@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from events.nats import connect
 from events.parent import follow_parent
 from events.secrets import link_secret, parse_secret
 from events.subjects import check_id
+from events.tls import check_mutual, server_context
 from kvstore.identity import HASH_VERSION, Namespace, key_id
 from replica.boot import claim_boot
 from replica.engine.loop import EngineThread
@@ -67,6 +69,7 @@ class Parts:
     layout: KVLayout
     runner: Runner
     door: socket.socket
+    tls: ssl.SSLContext | None
     state_folder: Path
 
     @property
@@ -78,7 +81,13 @@ class Parts:
     def url(self) -> str:
         """Where the replica is reached."""
         host, port = self.door.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self.cluster.link_tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    @property
+    def link_url(self) -> str:
+        """Where routers dial: ws:// or wss://."""
+        return "ws" + self.url.removeprefix("http") + "/link"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,6 +122,8 @@ def _load(config: Path, replica_id: str) -> Parts:
     cluster = load_cluster(config)
     replica = replica_of(cluster, check_id(replica_id))
     parse_secret(cluster.secret)
+    check_mutual(cluster.link_tls)
+    tls = server_context(cluster.link_tls) if cluster.link_tls is not None else None
     with contextlib.ExitStack() as undo:
         door = undo.enter_context(bind(replica.host, replica.port))
         _say(f"model    reading {cluster.model.path}")
@@ -120,7 +131,7 @@ def _load(config: Path, replica_id: str) -> Parts:
         _say(f"runner   loading weights for {replica.device}")
         layout, runner = _build(card, replica)
         undo.pop_all()
-    return Parts(cluster, replica, card, layout, runner, door, config.parent / BOOT_FOLDER)
+    return Parts(cluster, replica, card, layout, runner, door, tls, config.parent / BOOT_FOLDER)
 
 
 def _build(card: ModelCard, replica: ReplicaConfig) -> tuple[KVLayout, Runner]:
@@ -159,7 +170,7 @@ def hello_of(parts: Parts) -> ReplicaHello:
         hash_version=HASH_VERSION,
         key_id=key_id(parse_secret(parts.cluster.secret)),
         digest=DigestShape(bits=replica.digest_bits, k=replica.digest_k),
-        link_url=parts.url.replace("http://", "ws://") + "/link",
+        link_url=parts.link_url,
         context_tokens=parts.context_tokens,
         total_blocks=parts.runner.total_blocks,
         max_running=replica.max_running,
@@ -223,7 +234,7 @@ async def serve(parts: Parts) -> None:
         runner = front.runner()
         ending.push_async_callback(runner.cleanup)
         await runner.setup()
-        await web.SockSite(runner, parts.door).start()
+        await web.SockSite(runner, parts.door, ssl_context=parts.tls).start()
 
         publisher = Publisher(bus, cluster, replica_id, hello, engine, parts.replica, boot)
         ending.push_async_callback(publisher.close)

@@ -7,6 +7,7 @@ half a head, would be kept for ever.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 
@@ -51,12 +52,16 @@ class Door:
         self._sweeper: asyncio.Task[None] | None = None
         self._idle_since_s: dict[asyncio.BaseProtocol, float] = {}
 
-    async def open(self, http: web.Server, host: str, port: int) -> None:
+    async def open(
+        self, http: web.Server, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> None:
         """Listen. Raises OSError when the address can't be used."""
         self._http = http
         http.request_handler = checked(http.request_handler)
         loop = asyncio.get_running_loop()
-        self._socket = await loop.create_server(self._protocol, host, port, backlog=BACKLOG)
+        self._socket = await loop.create_server(
+            self._protocol, host, port, backlog=BACKLOG, ssl=tls
+        )
         self._sweeper = asyncio.create_task(self._sweep_forever())
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +17,7 @@ from events.feed import Feed
 from events.kv import bucket_of
 from events.secrets import link_secret, parse_secret, registry_key
 from events.subjects import router_boot_name
+from events.tls import check_mutual, client_context, server_context
 from router.address import AllowList
 from router.admit import Admitter
 from router.alarms import Alarms
@@ -59,6 +61,11 @@ RENDER_THREADS = 2
 CLOSE_S = 2.0
 
 
+def _link_tls(config: ClusterConfig) -> ssl.SSLContext | None:
+    check_mutual(config.link_tls)
+    return None if config.link_tls is None else client_context(config.link_tls)
+
+
 class Gateway:
     """Owns every part. `services` is what routes and tests look at."""
 
@@ -83,7 +90,8 @@ class Gateway:
     def url(self) -> str:
         """Where the gateway listens."""
         host, port = self._door.address
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._config.router.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def start(self) -> None:
         """Listen, then follow the bus. Raises OSError when the address can't be used."""
@@ -91,7 +99,8 @@ class Gateway:
         self._runner = web.AppRunner(self.app, handler_cancellation=True, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
         router = self._config.router
-        await self._door.open(self._runner.server, router.host, router.port)
+        tls = server_context(router.tls) if router.tls is not None else None
+        await self._door.open(self._runner.server, router.host, router.port, tls)
         await self.services.links.start()
         await self.services.backends.start()
         await self._announcer.start()
@@ -149,6 +158,7 @@ class Gateway:
             AllowList.of(config),
             identity,
             fleet.link_state,
+            _link_tls(config),
         )
         tenants, prefixes, metrics = (
             Tenants(cluster_key, config.tenants),

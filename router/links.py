@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -26,11 +27,11 @@ async def _forbid_redirect(
     raise LinkRefusedError("redirect", "a replica's link answered with a redirect")
 
 
-def _client_session() -> aiohttp.ClientSession:
+def _client_session(tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_forbid_redirect)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls or True),
         timeout=aiohttp.ClientTimeout(total=None, connect=HANDSHAKE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         trace_configs=[trace],
@@ -48,12 +49,15 @@ class Links:
         allow: AllowList,
         identity: RouterIdentity,
         on_state: LinkStateListener,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls`: what the router shows replicas, and what it asks of them."""
         self.refused: Counter[str] = Counter()
         self._targets = targets
         self._allow = allow
         self._identity = identity
         self._on_state = on_state
+        self._tls = tls
         self._changed = asyncio.Event()
         self._links: dict[str, ReplicaLink] = {}
         self._leaving: dict[LinkTarget, ReplicaLink] = {}
@@ -63,7 +67,7 @@ class Links:
 
     async def start(self) -> None:
         """Begin to follow."""
-        self._session = _client_session()
+        self._session = _client_session(self._tls)
         self._task = asyncio.create_task(self._follow())
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import aiohttp
 import pytest
 
 from configs.model.card import load_card
+from configs.schema import TlsConfig
 from events.envelope import unseal
 from events.nats import connect
 from events.output import LinkWelcome
@@ -23,7 +25,9 @@ from events.request import LINK_VERSION, Hold, LinkHello, Resume
 from events.secrets import link_secret
 from events.server import EmbeddedNats
 from events.subjects import split
+from events.tls import client_context
 from replica.server import main
+from tests.fakes.papers import make_papers
 from tests.fakes.tiny_model import write_tiny_gguf
 from tests.replica.front.rig import RouterEnd, request
 
@@ -114,8 +118,10 @@ class Overheard:
                 await self._news.wait()
 
 
-async def dial(session: aiohttp.ClientSession, url: str) -> tuple[RouterEnd, int]:
-    router = RouterEnd(await session.ws_connect(url + "/link"))
+async def dial(
+    session: aiohttp.ClientSession, url: str, tls: ssl.SSLContext | bool = True
+) -> tuple[RouterEnd, int]:
+    router = RouterEnd(await session.ws_connect(url + "/link", ssl=tls))
     secret = link_secret(bytes.fromhex(SECRET))
     await router.send(
         LinkHello(version=LINK_VERSION, router_id="r", router_boot="boot", secret=secret)
@@ -128,6 +134,28 @@ async def dial(session: aiohttp.ClientSession, url: str) -> tuple[RouterEnd, int
 async def get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
     async with session.get(url) as response:
         return response.status, await response.text()
+
+
+async def test_s3_with_link_tls_only_routers_with_a_certificate_come_in(tmp_path: Path) -> None:
+    papers = make_papers(tmp_path / "papers")
+    strangers = make_papers(tmp_path / "strangers")
+    async with bus(tmp_path) as nats, aiohttp.ClientSession() as session:
+        config = write_cluster(tmp_path, nats, write_tiny_gguf(tmp_path / "tiny.gguf"))
+        files = "\n".join(f'{name} = "{getattr(papers, name)}"' for name in ("cert", "key", "ca"))
+        config.write_text(f"{config.read_text()}[link_tls]\n{files}\n")
+        process = await spawn(config, "--die-with-parent")
+        try:
+            url = await ready_url(process)
+            assert url.startswith("https://")
+            forged = TlsConfig(cert=strangers.cert, key=strangers.key, ca=papers.ca)
+            with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                await dial(session, url, client_context(forged))
+            router, _ = await dial(session, url, client_context(papers))
+            await router.send(request("r1", [1, 2, 3], max_tokens=2, ignore_eos=True))
+            assert (await router.answer("r1")).finish.reason == "length"
+        finally:
+            process.terminate()
+            await end(process)
 
 
 def gone(pid: int) -> bool:
