@@ -8,6 +8,7 @@ from types import TracebackType
 
 from events.output import CoreDelta
 from router.failover import Run
+from router.sink import Direct
 
 Numbered = tuple[int, CoreDelta]
 """(number of the prompt, delta)."""
@@ -56,10 +57,17 @@ class Answers:
             "x-warmroute-replica": attempt.decision.replica,
         }
 
-    async def next(self, idle_s: float) -> list[Numbered]:
-        """What came next, or [] when nothing did within `idle_s`. Raises UserError."""
+    def keep_ours(self) -> None:
+        """The answer has our head: no backend can give its rest."""
+        for run in self.runs:
+            run.may_relay = False
+
+    async def next(self, idle_s: float, direct: Direct | None = None) -> list[Numbered]:
+        """What came next, or [] when nothing did within `idle_s`. Raises UserError.
+
+        What comes of the only run may go to `direct` instead; with several, nothing does."""
         if len(self.runs) == 1:
-            return [(0, delta) for delta in await self.runs[0].next(idle_s)]
+            return [(0, delta) for delta in await self.runs[0].next(idle_s, direct)]
         reading = set(self._reading.values())
         for number, run in enumerate(self.runs):
             if not run.done and number not in reading:

@@ -20,7 +20,7 @@ from router.backends.attempt import ForeignAttempt
 from router.errors import AttemptError, finish_failure, transport_failure
 from router.links import Links
 from router.route import Chooser, NoReplica, Outcome, RouteQuery
-from router.sink import AttemptSink, SinkLimits
+from router.sink import AttemptSink, Direct, SinkLimits
 
 NOTHING = Usage(0, 0, 0)
 
@@ -201,10 +201,12 @@ class Attempt:
         self._link.submit(self._core_request(), sink)
         self._sink = sink
 
-    async def take(self) -> tuple[CoreDelta, ...]:
-        """The next deltas. Raises AttemptError. Reports the first token and the end by itself."""
+    async def take(self, direct: Direct | None = None) -> tuple[CoreDelta, ...]:
+        """The next deltas that did not go to `direct`, as the first never does. Raises
+        AttemptError. Reports the first token and the end by itself."""
         assert self._sink is not None
-        batch = await self._sink.take()
+        begun = self._ttft_ms is not None
+        batch = await self._sink.take(self._noting(direct) if direct and begun else None)
         self._last_delta_s = time.monotonic()
         for delta in batch:
             if delta.finish is not None and delta.finish.reason not in CLEAN_FINISHES:
@@ -215,6 +217,16 @@ class Attempt:
             self.answered = True
             self.finish("ok")
         return batch
+
+    def _noting(self, direct: Direct) -> Direct:
+        """What goes there counts as heard from the replica."""
+
+        def give(delta: CoreDelta) -> None:
+            self._last_delta_s = time.monotonic()
+            self._usage[delta.child] = delta.usage
+            direct.give(delta)
+
+        return Direct(direct.free, give)
 
     def fail(self, failure: AttemptError) -> None:
         """Report an end that is not an answer."""

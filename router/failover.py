@@ -21,7 +21,7 @@ from router.backends.attempt import ForeignAttempt
 from router.delivered import Delivered
 from router.dispatch import Attempt, Dispatcher, Job, Leg
 from router.errors import TRANSPORT, AttemptError, timeout_failure
-from router.sink import merge
+from router.sink import Direct, merge
 
 STALL_S = 10.0
 """A deadline that passes while the replica was silent for this long is held against it."""
@@ -105,8 +105,9 @@ class Run:
         """Whether the answer is complete."""
         return self._attempt is not None and self._attempt.answered
 
-    async def next(self, idle_s: float) -> tuple[CoreDelta, ...]:
-        """The next deltas, or () when nothing came within `idle_s`. Raises UserError."""
+    async def next(self, idle_s: float, direct: Direct | None = None) -> tuple[CoreDelta, ...]:
+        """The next deltas that did not go to `direct`, or () when there was none within `idle_s`.
+        Raises UserError."""
         if self.done:
             raise InvariantError("nothing comes after a complete answer")
         loop = asyncio.get_running_loop()
@@ -116,7 +117,7 @@ class Run:
                 attempt = self._sent_attempt()
                 deadline_s = self.deadline_s()
                 async with asyncio.timeout_at(min(wake_s, deadline_s)):
-                    batch = await attempt.take()
+                    batch = await attempt.take(self._noting(direct) if direct else None)
             except AttemptError as failure:
                 self.give_up_or_retry(failure)
             except TimeoutError:
@@ -137,6 +138,15 @@ class Run:
         """That many tokens have passed as bytes."""
         if self._grow is not None:
             self._grow(tokens)
+
+    def _noting(self, direct: Direct) -> Direct:
+        """What goes there is delivered."""
+
+        def give(delta: CoreDelta) -> None:
+            for delivered in self._deliver((delta,)):
+                direct.give(delivered)
+
+        return Direct(direct.free, give)
 
     def _deliver(self, batch: tuple[CoreDelta, ...]) -> tuple[CoreDelta, ...]:
         """What the reader gets of this batch: the one place where deltas pass to him."""

@@ -7,32 +7,30 @@ managers, so a client that leaves at any stage, which cancels the handler, relea
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 from aiohttp import web
 
 from events.errors import CoreError, UserError
-from router.answers import Answers, Numbered
+from router.answers import Answers
 from router.backends.attempt import ForeignChosenError
 from router.backends.relay import RelayCall
 from router.dispatch import Job
-from router.errors import AttemptError
 from router.failover import Run
 from router.fleet import Pool
-from router.http import log_unexpected, read_body, request_id
+from router.http import read_body, request_id
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.completions import CompletionCollector, CompletionStream
-from router.openai.errors import SERVER_ERROR
 from router.openai.parse import parse_chat, parse_completion
 from router.openai.progress import Progress
 from router.openai.sampling import to_sampling
 from router.openai.schema import ChatRequest, CompletionRequest, Limits
 from router.openai.stream import EventStream, new_head
+from router.pump import Pump
 from router.render import RenderedPrompt
 from router.services import Services
-from router.sse import KEEP_ALIVE, EventWriter, ReaderGoneError
+from router.sse import EventWriter
 from router.tenants import Tenant
 
 FOREVER_S = 86_400.0
@@ -181,47 +179,9 @@ class Generator:
     async def _stream(
         self, request: web.Request, answers: Answers, reply: EventStream
     ) -> web.StreamResponse:
-        # An error before the first delta is still a plain HTTP answer.
-        first = await answers.next(self._settings.keepalive_s)
-        for run in answers.runs:
-            run.may_relay = False
         writer = EventWriter(request, self._settings.slow_reader_s)
-        try:
-            await writer.open(answers.headers())
-            await self._pump(writer, answers, reply, first)
-        except UserError as error:
-            cause = error.__cause__
-            self._of.metrics.stream_error(
-                cause.kind if isinstance(cause, AttemptError) else "other"
-            )
-            await writer.fail(reply.fail(error.error))
-        except ReaderGoneError as error:
-            self._of.metrics.stream_error(error.reason)
-        except Exception as error:
-            log_unexpected(error)
-            self._of.metrics.stream_error("internal")
-            await writer.fail(reply.fail(SERVER_ERROR))
-        return writer.response
-
-    async def _pump(
-        self, writer: EventWriter, answers: Answers, reply: EventStream, batch: list[Numbered]
-    ) -> None:
-        """Deltas to the socket until [DONE]; a comment whenever nothing else was sent for long."""
-        last_s = time.monotonic()
-        while True:
-            events = [event for number, delta in batch for event in reply.feed(delta, number)]
-            if events:
-                await writer.write(b"".join(events))
-            elif not batch:
-                await writer.write(KEEP_ALIVE)
-            if reply.done:
-                break
-            batch = await answers.next(self._settings.keepalive_s)
-            if batch:
-                now_s = time.monotonic()
-                self._of.metrics.gap(now_s - last_s)
-                last_s = now_s
-        await writer.close()
+        keepalive_s = self._settings.keepalive_s
+        return await Pump(writer, answers, reply, self._of.metrics, keepalive_s).respond()
 
     def _remember(self, tenant: Tenant, progress: Progress) -> None:
         """Keep the generated turns, so that the next request hits the cache with their ids."""

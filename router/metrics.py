@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from events.decision import RouteDecision
+from router import histogram
 from router.route import Outcome
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -39,7 +40,8 @@ class _Family(Collector):
 
 
 class Metrics:
-    """One registry per application; also a RouteListener."""
+    """One registry per application; also a RouteListener. `gap(seconds)` notes the time between
+    two deltas of a stream."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -60,7 +62,11 @@ class Metrics:
         self._completion = self._counter("completion_tokens", "Generated tokens")
         self._ttft = self._histogram("ttft_seconds", "Dispatch to first token", _SECONDS)
         self._duration = self._histogram("attempt_seconds", "Dispatch to end", _SECONDS)
-        self._gap = self._histogram("itl_seconds", "Between deltas of a stream", _GAPS)
+        self._gaps = histogram.Histogram(
+            "warmroute_itl_seconds", "Between deltas of a stream", _GAPS
+        )
+        self.registry.register(self._gaps)
+        self.gap = self._gaps.observe
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A value that is read when somebody scrapes."""
@@ -98,10 +104,6 @@ class Metrics:
     def stream_error(self, cause: str) -> None:
         """A stream that had begun ended with an error; `cause` is a kind of AttemptError."""
         self._faults.labels(cause).inc()
-
-    def gap(self, seconds: float) -> None:
-        """Time between two deltas of a stream."""
-        self._gap.observe(seconds)
 
     def decided(self, decision: RouteDecision) -> None:
         """A choice was made."""

@@ -1,5 +1,9 @@
 """The sink of one attempt: where its deltas wait for their reader. Bounded, closed exactly once.
 
+A delta takes one of two ways. While the reader waits and nothing else does, it goes straight to
+whom the reader named: no task wakes up for it. Else it is kept for the reader's next `take`: what
+ends a child always is, and so is whatever the other way did not want.
+
 Credits go from the client's socket to the engine: while the reader lags, deltas of one child are
 merged; above half the limit the replica is told to hold the request; a reader that stays behind,
 or a replica that ignores the hold, ends the attempt. A neighbour is never blocked.
@@ -22,6 +26,15 @@ _DELTA_BYTES = 256
 _OVERRUN = 2
 _HOLD_GRACE_S = 1.0
 _HARD_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Where a delta can go at once: `give` takes it, but only while `free()`. What they raise, the
+    reader gets."""
+
+    free: Callable[[], bool]
+    give: Callable[[CoreDelta], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,9 @@ class AttemptSink:
         self._waiting: list[CoreDelta] = []
         self._bytes = 0
         self._ready = asyncio.Event()
+        self._direct: Direct | None = None
         self._failure: AttemptError | None = None
+        self._broken: Exception | None = None
         self._hold_timer: asyncio.TimerHandle | None = None
         self._held_since_s = 0.0
 
@@ -109,6 +124,8 @@ class AttemptSink:
             return False
         if delta.finish is not None:
             self._open.remove(delta.child)
+        elif self._direct is not None and not self._waiting and self._pass(self._direct, delta):
+            return True
         self._waiting.append(delta)
         self._bytes += weight_bytes(delta)
         self._ready.set()
@@ -132,18 +149,39 @@ class AttemptSink:
         self._waiting.clear()
         self._bytes = 0
 
-    async def take(self) -> tuple[CoreDelta, ...]:
-        """All that waits, merged per child; waits for at least one. Raises AttemptError, after
-        what came before the failure was taken."""
-        while not self._waiting:
+    async def take(self, direct: Direct | None = None) -> tuple[CoreDelta, ...]:
+        """All that waits, merged per child; waits for at least one, and until then `direct` is
+        offered what comes. Raises AttemptError, after what came before the failure was taken, and
+        what `direct` raised."""
+        while self._broken is None and not self._waiting:
             if self._failure is not None:
                 raise self._failure
-            self._ready.clear()
-            await self._ready.wait()
+            await self._wait(direct)
+        if self._broken is not None:
+            raise self._broken
         batch, self._waiting, self._bytes = self._waiting, [], 0
         if self._cancel_hold() and not self.ended:
             self._control(Resume(request_id=self.key[0], attempt=self.key[1]))
         return merge(batch)
+
+    async def _wait(self, direct: Direct | None) -> None:
+        self._ready.clear()
+        self._direct = direct
+        try:
+            await self._ready.wait()
+        finally:
+            self._direct = None
+
+    def _pass(self, direct: Direct, delta: CoreDelta) -> bool:
+        """Whether the delta is dealt with. An error is the reader's own: the link goes on."""
+        try:
+            if not direct.free():
+                return False
+            direct.give(delta)
+        except Exception as error:
+            self._broken, self._direct = error, None
+            self._ready.set()
+        return True
 
     def _watch(self) -> None:
         if self._bytes > self._limits.buffer_bytes // 2 and self._open:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from aiohttp import web
+from aiohttp.http import StreamWriter
 
 from events.errors import WarmrouteError
 
@@ -26,20 +27,34 @@ class ReaderGoneError(WarmrouteError):
 
 
 class EventWriter:
-    """One response. Each write has a deadline; a stream that fails never ends cleanly."""
+    """One response. A write that waits has a deadline; a stream that fails never ends cleanly."""
 
     def __init__(self, request: web.Request, deadline_s: float) -> None:
         self.response = web.StreamResponse(headers=HEADERS)
         self._request = request
+        self._protocol = request.protocol
         self._deadline_s = deadline_s
+        self._transport: asyncio.Transport | None = None
 
     async def open(self, headers: Mapping[str, str]) -> None:
         """Send the head. Raises ReaderGoneError."""
         self.response.headers.update(headers)
         try:
-            await self.response.prepare(self._request)
+            writer = await self.response.prepare(self._request)
         except ConnectionError:
             raise ReaderGoneError("client_gone") from None
+        if isinstance(writer, StreamWriter) and writer.chunked:
+            self._transport = writer.transport
+
+    def free(self) -> bool:
+        """Whether `put` can be used now: chunks are framed by us, and the socket takes more."""
+        transport = self._transport
+        return not (transport is None or self._protocol.writing_paused or transport.is_closing())
+
+    def put(self, data: bytes) -> None:
+        """Send at once; only while `free`."""
+        assert self._transport is not None
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def write(self, data: bytes) -> None:
         """Send, waiting while the socket is full. Raises ReaderGoneError."""
