@@ -43,7 +43,7 @@ from router.prefixes import PublicPrefixes
 from router.registry import Registry
 from router.render import Renderer
 from router.seal import Seal
-from router.services import Services
+from router.services import Services, widest_limits
 from router.shared import (
     POLICY,
     PREFIX,
@@ -188,6 +188,7 @@ class Gateway:
             prefixes=prefixes,
             renderer=Renderer(card, self._executor),
             texts=TokenTexts(card.tokenizer),
+            widest=widest_limits(config, card),
             jobs=JobMaker(fleet, prefixes, cluster_key, config.model.name, router),
             dispatcher=Dispatcher(
                 brain, links, brain.router_boot, limits, metrics, backends.seats.keys()

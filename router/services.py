@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from configs.model.card import ModelCard
 from configs.schema import ClusterConfig
@@ -50,6 +50,7 @@ class Services:
     registry: Registry
     renderer: Renderer
     texts: TokenTexts
+    widest: Limits
     jobs: JobMaker
     dispatcher: Dispatcher
     budget: RetryBudget
@@ -69,8 +70,13 @@ class Services:
 
     def limits(self, pool: Pool | None) -> Limits:
         """What a generating route accepts now; the smallest context anywhere counts."""
-        contexts = [self.card.shape.context_tokens]
-        contexts += [replica.context_tokens for replica in self.config.replicas]
-        if pool is not None:
-            contexts.append(pool.context_tokens)
-        return limits_of(self.card, (self.config.model.name,), min(contexts))
+        if pool is None or pool.context_tokens >= self.widest.context_tokens:
+            return self.widest
+        return replace(self.widest, context_tokens=pool.context_tokens)
+
+
+def widest_limits(config: ClusterConfig, card: ModelCard) -> Limits:
+    """What the configuration alone allows."""
+    contexts = [card.shape.context_tokens]
+    contexts += [replica.context_tokens for replica in config.replicas]
+    return limits_of(card, (config.model.name,), min(contexts))

@@ -13,11 +13,14 @@ import re
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from router.openai import faults
 
-SMALL_BYTES = 64 * 1024
-"""A body up to this size can't hold enough values to matter."""
+SMALL_BYTES = 128 * 1024
+"""A body up to this size can't hold enough values to matter: each of them takes its bytes."""
+TEXT_BYTES = 4 * 1024
+"""From this size on it pays to let the quicker parser try first."""
 MAX_STRINGS = 65_536
 MAX_DECIMALS = 65_536
 MAX_VALUES = 327_680
@@ -75,10 +78,43 @@ def _decode(body: bytes) -> Any:
     return value
 
 
+def _strings(value: Any) -> int:
+    """How many strings it holds, names included."""
+    if isinstance(value, str):
+        return 1
+    if isinstance(value, dict):
+        return len(value) + sum(map(_strings, value.values()))
+    return sum(map(_strings, value)) if isinstance(value, list) else 0
+
+
+def _quotes(body: bytes) -> int:
+    """Quotation marks that begin or end a string."""
+    data = np.frombuffer(body, np.uint8)
+    slash = data == ord("\\")
+    if np.any(slash[1:] & slash[:-1]):
+        return _quotes(body.replace(rb"\\", b"  "))
+    quote = data == ord('"')
+    return int(np.count_nonzero(quote) - np.count_nonzero(quote[1:] & slash[:-1]))
+
+
+def _quick(body: bytes) -> dict[str, Any] | None:
+    """The object, by a parser that is as strict but for names given twice: those show as strings
+    that got lost. None for whatever it refuses; the other parser says why."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if isinstance(value, dict) and 2 * _strings(value) == _quotes(body):
+        return value
+    return None
+
+
 def load_object(body: bytes) -> dict[str, Any]:
     """The body as a dict. Raises UserError (400, 413) whose text never quotes the body."""
     if len(body) > SMALL_BYTES:
         _check_work(body)
+    if len(body) > TEXT_BYTES and (found := _quick(body)) is not None:
+        return found
     try:
         value = _decode(body)
     except _RejectedError as error:

@@ -18,6 +18,7 @@ from router.openai.fields import (
     walk,
 )
 
+_PLAIN_ROLES = ("system", "user", "assistant")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_NAME_CHARS = 64
 _MAX_ID_CHARS = 256
@@ -132,7 +133,19 @@ _ASSISTANT: Table = {
 _TABLES: dict[str, Table] = {"tool": _TOOL, "assistant": _ASSISTANT}
 
 
+def _plain(value: Any) -> bool:
+    """A role and a text, as nearly every message is: nothing to check further or to change."""
+    return (
+        type(value) is dict
+        and len(value) == 2
+        and value.get("role") in _PLAIN_ROLES
+        and type(value.get("content")) is str
+    )
+
+
 def _message(path: str, value: Any, tool_calls: bool) -> dict[str, Any]:
+    if _plain(value):
+        return value
     message = mapping(path, value)
     if "role" not in message:
         raise faults.missing(f"{path}.role")
