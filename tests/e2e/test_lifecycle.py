@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -127,21 +128,25 @@ def test_R17_a_replica_that_dies_mid_stream_is_an_error_and_the_next_request_wor
     wait_until(lambda: healthy(up) == {"r0", "r1"}, 60, "the replica is back")
 
 
-def test_a_router_that_dies_comes_back_where_clients_know_it(
+def test_a_router_that_dies_is_stood_in_for_and_comes_back_where_clients_know_it(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    up = start(tmp_path, tiny_model)
+    up = start(tmp_path, tiny_model, "--routers", "2")
     try:
         up.wait_ready()
-        router = next(
-            pid
-            for pid in up.children()
-            if b"router.app" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )
+        (second,) = re.findall(r"router-1 (http\S+)", up.output)
+        router = router_process(up, "router-0")
         os.kill(router, signal.SIGKILL)
-        wait_until(lambda: "router is back" in up.output, what="the router is back")
+        with OpenAI(base_url=f"{second}/v1", api_key=up.key, max_retries=0) as client:
+            assert chat(client).choices
+        wait_until(lambda: "router-0 is back" in up.output, what="the router is back")
         with OpenAI(base_url=f"{up.url}/v1", api_key=up.key, max_retries=0) as client:
             assert chat(client).choices
+        wait_until(lambda: up.get_json("/router/peers")["peers"], what="it hears the other one")
+        (peer,) = up.get_json("/router/peers")["peers"]
+        assert (up.get_json("/router/peers")["router"], peer["router"]) == ("router-0", "router-1")
+        made = up.get_json("/router/decisions")["decisions"][0]["decision"]
+        assert made["router"] == "router-0"
     finally:
         up.close()
 
@@ -171,13 +176,21 @@ def test_everything_killed_at_once_comes_back(tmp_path: Path, tiny_model: Path) 
         up.wait_ready()
         for pid in up.children():
             os.kill(pid, signal.SIGKILL)
-        names = ("r0 is back", "router is back")
+        names = ("r0 is back", "router-0 is back")
         wait_until(lambda: all(name in up.output for name in names), 60, "all are back")
         wait_until(lambda: healthy(up) == {"r0"}, what="it is healthy")
         with OpenAI(base_url=f"{up.url}/v1", api_key=up.key, max_retries=0) as client:
             assert chat(client).choices
     finally:
         up.close()
+
+
+def router_process(up: Up, name: str) -> int:
+    return next(
+        pid
+        for pid in up.children()
+        if f"WARMROUTE_ROUTER__ID={name}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    )
 
 
 def healthy(up: Up) -> set[str]:

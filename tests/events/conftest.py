@@ -20,8 +20,8 @@ class Town:
         self.server = server
         self.buses: list[NatsBus] = []
 
-    async def router(self) -> NatsBus:
-        return await self._connect("router-router-0")
+    async def router(self, router: str = "router-0") -> NatsBus:
+        return await self._connect(f"router-{router}")
 
     async def replica(self, replica: str = "r0") -> NatsBus:
         return await self._connect(f"replica-{replica}")
@@ -38,7 +38,7 @@ class Town:
 
 @contextlib.asynccontextmanager
 async def open_town(state_dir: Path) -> AsyncIterator[Town]:
-    server = EmbeddedNats(state_dir, CLUSTER, ("r0", "r1"))
+    server = EmbeddedNats(state_dir, CLUSTER, ("r0", "r1"), ("router-0", "router-1"))
     await server.start()
     town = Town(server)
     try:

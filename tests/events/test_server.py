@@ -42,6 +42,27 @@ async def test_each_role_publishes_only_under_its_own_subjects(town: Town) -> No
     await until(lambda: (viewer.stats.refused, replica.stats.refused) == (5, 4))
 
 
+async def test_S3_a_router_speaks_for_itself_alone_and_a_replica_for_no_router(
+    town: Town,
+) -> None:
+    first, second, replica = (
+        await town.router(),
+        await town.router("router-1"),
+        await town.replica(),
+    )
+    got: list[bytes] = []
+    peers = router_subject(CLUSTER, "router-0", "peers")
+    await second.subscribe(
+        router_subject(CLUSTER, "*", "peers"), lambda _, payload: got.append(payload)
+    )
+    await second.publish(peers, b"forged by a router")
+    await replica.publish(peers, b"forged by a replica")
+    await until(lambda: (second.stats.refused, replica.stats.refused) == (1, 1))
+    await first.publish(peers, b"mine")
+    await until(lambda: got)
+    assert got == [b"mine"]
+
+
 async def test_a_replica_reads_neither_others_nor_their_inboxes(town: Town) -> None:
     replica, router, other = await town.replica("r0"), await town.router(), await town.replica("r1")
     overheard: list[str] = []

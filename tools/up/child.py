@@ -25,8 +25,8 @@ class Child:
         self, name: str, module: str, args: Sequence[str], environ: Mapping[str, str], log: Path
     ) -> None:
         self.name = name
+        self.environ = {**os.environ, **environ}
         self._command = [sys.executable, "-m", module, *args, "--die-with-parent"]
-        self._environ = {**os.environ, **environ}
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
 
@@ -35,7 +35,7 @@ class Child:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
-                env=self._environ,
+                env=self.environ,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

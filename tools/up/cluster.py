@@ -7,10 +7,11 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -34,12 +35,15 @@ READY_S = 120.0
 LINK_S = 30.0
 LINK_POLL_S = 0.05
 RESTART_PAUSE_S = 1.0
+_PORT = "WARMROUTE_ROUTER__PORT"
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What the user may choose. Ports of 0 are picked by the system."""
+    """What the user may choose. Ports of 0 are picked by the system; further routers listen on the
+    ports behind `port`."""
 
     state: Path
     model: Path
@@ -49,6 +53,7 @@ class UpOptions:
     port: int = 8000
     bus_port: int = 0
     replicas: int = 2
+    routers: int = 1
     policy: str = "warmroute"
     replica_settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -78,6 +83,17 @@ def is_loopback(host: str) -> bool:
 def replica_names(options: UpOptions) -> tuple[str, ...]:
     """r0, r1, ..."""
     return tuple(f"r{index}" for index in range(options.replicas))
+
+
+def router_names(options: UpOptions) -> tuple[str, ...]:
+    """router-0, router-1, ..."""
+    return tuple(f"router-{index}" for index in range(options.routers))
+
+
+def router_ports(options: UpOptions) -> tuple[int, ...]:
+    """Where each of them listens; 0 is any free port."""
+    first = options.port
+    return tuple(first + index if first else 0 for index in range(options.routers))
 
 
 def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> ClusterConfig:
@@ -116,10 +132,10 @@ class LocalCluster:
         self._lock = -1
         self._nats: EmbeddedNats | None = None
         self._replicas: list[Child] = []
-        self._router: Child | None = None
+        self._routers: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[str] | None = None
-        self.url = ""
+        self.urls: tuple[str, ...] = ()
 
     @property
     def state(self) -> ClusterState:
@@ -150,13 +166,14 @@ class LocalCluster:
 
     async def _start(self) -> None:
         options = self._options
-        check_port_free(options.host, options.port)
+        for port in router_ports(options):
+            check_port_free(options.host, port)
         self._state = open_state(options.state)
         self._lock = lock(self._state)
         self._failed = asyncio.get_running_loop().create_future()
         await self._start_bus()
         await self._start_replicas()
-        await self._start_router()
+        await self._start_routers()
 
     async def _start_bus(self) -> None:
         names = replica_names(self._options)
@@ -164,6 +181,7 @@ class LocalCluster:
             self.state.folder / "nats",
             self._options.cluster,
             names,
+            router_names(self._options),
             port=self._options.bus_port,
         )
         try:
@@ -193,43 +211,50 @@ class LocalCluster:
             self._child(name, "replica.server", self._nats.replica(name), ("--replica", name))
             for name in replica_names(self._options)
         ]
-        starting = [asyncio.create_task(self._start_one(child)) for child in self._replicas]
-        try:
-            await asyncio.gather(*starting)
-        finally:
-            for task in starting:
-                task.cancel()
+        await _together([self._start_replica(child) for child in self._replicas])
 
-    async def _start_one(self, child: Child) -> None:
+    async def _start_replica(self, child: Child) -> None:
         began = time.monotonic()
         url = await child.start(READY_S)
         self._say(f"replica  {child.name} ready after {time.monotonic() - began:.1f} s ({url})")
         self._watch(child)
 
-    async def _start_router(self) -> None:
+    async def _start_routers(self) -> None:
         assert self._nats is not None
-        self._router = self._child("router", "router.app", self._nats.router())
-        self.url = await self._router.start(READY_S)
+        for name, port in zip(
+            router_names(self._options), router_ports(self._options), strict=True
+        ):
+            child = self._child(name, "router.app", self._nats.router(name))
+            child.environ |= {"WARMROUTE_ROUTER__ID": name, _PORT: str(port)}
+            self._routers.append(child)
+        self.urls = tuple(await _together([self._start_router(child) for child in self._routers]))
         self._keep_port()
-        self._say(f"router   {self.url}")
-        self._watch(self._router)
-        await self._wait_linked()
+        for url in self.urls:
+            await self._wait_linked(url)
+
+    async def _start_router(self, child: Child) -> str:
+        url = await child.start(READY_S)
+        # One that has to be started again listens where clients know it.
+        child.environ[_PORT] = str(urlsplit(url).port)
+        self._say(f"router   {child.name} {url}")
+        self._watch(child)
+        return url
 
     def _keep_port(self) -> None:
-        """A router that has to be started again listens where clients know it."""
+        """Other commands find the first router in the cluster file."""
         assert self._nats is not None
-        self._options = replace(self._options, port=urlsplit(self.url).port)
+        self._options = replace(self._options, port=urlsplit(self.urls[0]).port)
         write_cluster(self.state, cluster_config(self._options, self.state, self._nats.url))
 
-    async def _wait_linked(self) -> None:
+    async def _wait_linked(self, url: str) -> None:
         """Until the gateway can send to every replica: no first request comes too early."""
         missing = set(replica_names(self._options))
         deadline_s = time.monotonic() + LINK_S
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LINK_S)) as session:
-            gateway = AdminClient(session, self.url, self.state.keys.admin_key)
+            gateway = AdminClient(session, url, self.state.keys.admin_key)
             while missing:
                 if time.monotonic() > deadline_s:
-                    raise CommandError(f"the router has no link to {', '.join(sorted(missing))}")
+                    raise CommandError(f"a router has no link to {', '.join(sorted(missing))}")
                 await asyncio.sleep(LINK_POLL_S)
                 views = await gateway.replicas()
                 missing -= {view["replica"] for view in views if view["linked"]}
@@ -270,9 +295,8 @@ class LocalCluster:
 
     def hurry(self) -> None:
         """Stop waiting for children that drain: kill them."""
-        for child in (self._router, *self._replicas):
-            if child is not None:
-                child.kill()
+        for child in (*self._routers, *self._replicas):
+            child.kill()
 
     def _fail(self, reason: str) -> None:
         if self._failed is not None and not self._failed.done():
@@ -282,11 +306,20 @@ class LocalCluster:
         for task in self._watchers:
             task.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
-        if self._router is not None:
-            await self._router.stop()
+        await asyncio.gather(*(child.stop() for child in self._routers))
         await asyncio.gather(*(child.stop() for child in self._replicas))
         if self._nats is not None:
             await self._nats.stop()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+async def _together(starting: Sequence[Coroutine[None, None, T]]) -> list[T]:
+    """All results; the first failure ends the others."""
+    tasks = [asyncio.create_task(one) for one in starting]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -21,6 +21,7 @@ from tools.up.state import default_folder
 
 DEFAULT_NAME = "smollm2-135m-instruct"
 REPLICAS_MAX = 64
+ROUTERS_MAX = 16
 
 READY = """
 warmroute is up: {url}   (dashboard: {url}/dashboard)
@@ -46,9 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add, default = parser.add_argument, "(default: %(default)s)"
     add("--host", default="127.0.0.1", help=f"where the gateway listens {default}")
-    add("--port", type=port, default=8000, help=f"the gateway's port, 0: any free {default}")
+    add("--port", type=port, default=8000, help=f"the first gateway's port, 0: any free {default}")
     add("--bus-port", type=port, default=0, help="nats-server's port (default: any free)")
     add("--replicas", type=positive, default=2, help=f"how many, up to {REPLICAS_MAX} {default}")
+    add("--routers", type=positive, default=1, help=f"how many, up to {ROUTERS_MAX} {default}")
     add("--model", type=Path, help=f"a GGUF file or a safetensors folder (default: {DEFAULT_NAME})")
     add("--model-name", help="what clients call the model (default: its file's name)")
     add("--policy", default="warmroute", choices=sorted(POLICIES), help=f"to route by {default}")
@@ -71,6 +73,8 @@ def options_of(argv: Sequence[str]) -> UpOptions:
     flags = _parser().parse_args(argv)
     if flags.replicas > REPLICAS_MAX:
         raise CommandError(f"--replicas takes 1 to {REPLICAS_MAX}")
+    if flags.routers > ROUTERS_MAX:
+        raise CommandError(f"--routers takes 1 to {ROUTERS_MAX}")
     try:
         check_id(flags.cluster)
     except ValueError as error:
@@ -87,6 +91,7 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         port=flags.port,
         bus_port=flags.bus_port,
         replicas=flags.replicas,
+        routers=flags.routers,
         policy=flags.policy,
         replica_settings={
             "device": flags.device,
@@ -121,7 +126,7 @@ async def _serve(cluster: LocalCluster, options: UpOptions) -> None:
         _say(f"ready after {time.monotonic() - began:.1f} s")
         print(
             READY.format(
-                url=cluster.url,
+                url=cluster.urls[0],
                 key=cluster.state.keys.api_key,
                 model=options.model_name,
                 folder=cluster.state.folder,
