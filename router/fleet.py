@@ -257,6 +257,15 @@ class Fleet:
         order = sorted(groups, key=lambda name: (-sum(m.linked for m in groups[name]), name))
         return {name: _pool(name, groups[name]) for name in order}
 
+    @property
+    def warm(self) -> bool:
+        """Whether every replica that tells what it holds is linked, and known whole."""
+        return all(
+            member.linked and self.index.known(member.replica)
+            for member in self._members.values()
+            if member.hello.digests and not member.misfits
+        )
+
     def targets(self) -> dict[str, tuple[int, str]]:
         """(boot, link url) of each replica of our own that fits: whom to dial."""
         return {

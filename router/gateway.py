@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import ssl
 import time
@@ -59,6 +60,8 @@ from router.tenants import Tenants
 
 RENDER_THREADS = 2
 CLOSE_S = 2.0
+WARM_S = 1.0
+WARM_POLL_S = 0.01
 
 
 def _link_tls(config: ClusterConfig) -> ssl.SSLContext | None:
@@ -111,13 +114,18 @@ class Gateway:
         await self._beacon.start()
 
     async def meet_replicas(self, timeout_s: float) -> bool:
-        """Until a request could be routed; False when that takes too long."""
+        """Until a request could be routed, and as a rule by what the replicas hold: their digests
+        are waited for, but never long. False when nobody comes in time."""
         met = (self.services.links.wait_up(timeout_s), self.services.backends.wait_up())
         waiting = [asyncio.create_task(wait) for wait in met]
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WARM_S):
+                while not self.services.fleet.warm:  # noqa: ASYNC110 (links, feed and index)
+                    await asyncio.sleep(WARM_POLL_S)
         return self.services.reachable > 0
 
     async def drain(self) -> None:

@@ -32,7 +32,7 @@ from router.gateway import Gateway
 _SPARE_FILES = 1_024
 MEET_S = 2.0
 """READY waits that long for replicas that are there already: then none of the first requests is
-refused. Without any it comes all the same, and /ready tells."""
+refused, and none is sent blindly. Without any it comes all the same, and /ready tells."""
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

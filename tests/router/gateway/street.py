@@ -9,6 +9,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from configs.model.card import ModelCard
 from configs.schema import ClusterConfig, ModelConfig, ReplicaConfig, RouterConfig
 from events.nats import NatsBus, connect
@@ -19,7 +21,7 @@ from router.gateway import Gateway
 from router.peers import Peers
 from router.reserve import Ledger
 from tests.events.helpers import ListEngine
-from tests.fakes.replica import FakeReplica
+from tests.fakes.replica import DIGEST, FakeReplica
 from tests.router.gateway.house import ADMIN_KEY, SECRET
 from tests.router.gateway.kit import until
 
@@ -36,7 +38,9 @@ class Street:
         self.card = card
         self.names = tuple(f"r{number}" for number in range(replicas))
         self.router_ids = tuple(f"router-{number}" for number in range(routers))
-        self.nats = EmbeddedNats(folder / "nats", "local", self.names, self.router_ids)
+        known = self.router_ids or ("router-0",)
+        self.nats = EmbeddedNats(folder / "nats", "local", self.names, known)
+        self.digest = DIGEST
         self.engines = {name: ListEngine() for name in self.names}
         self.fakes: dict[str, FakeReplica] = {}
         self.gateways: list[Gateway] = []
@@ -106,7 +110,8 @@ class Street:
         self.fakes[name] = fake
         config = ReplicaConfig(id=name, heartbeat_ms=50.0, hello_ms=200.0)
         engine = self.engines[name]
-        publisher = Publisher(bus, "local", name, fake.hello(), engine, config, fake.boot)
+        hello = structs.replace(fake.hello(), digest=self.digest)
+        publisher = Publisher(bus, "local", name, hello, engine, config, fake.boot)
         await publisher.start()
         self._stack.push_async_callback(publisher.close)
 
