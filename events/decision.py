@@ -13,7 +13,8 @@ import msgspec
 class CandidateTerms(msgspec.Struct, frozen=True):
     """The very terms that decided, for one replica, in ms. `score` is larger for better.
 
-    `filtered` names the filter that took the replica out, else None.
+    `filtered` names the filter that took the replica out, else None. `locality` says what its
+    locality is known from: "digest", or "optimistic" (only what was sent there) without one.
     """
 
     replica: str
@@ -32,11 +33,17 @@ class CandidateTerms(msgspec.Struct, frozen=True):
     digest_age_ms: float
     load_age_ms: float
     filtered: str | None = None
+    locality: str = "digest"
 
 
 class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     """One choice, reserved in the same call. `queued_tokens`: the prefill that is believed to wait
-    there already."""
+    there already.
+
+    Of the prompt, `matched_tokens` are in the replica's digest. `predicted_cached_tokens` count
+    promises in and leave out a last token and a match that is too short; `usable_tokens` are
+    these, less what trust and the digest's age take away: what the choice reckoned with.
+    """
 
     decision_id: str
     request_id: str
@@ -54,10 +61,13 @@ class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     wall_time_ms: int
     router: str = ""
     queued_tokens: int = 0
+    matched_tokens: int = 0
+    usable_tokens: int = 0
 
 
 class RouteOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened then; joined with the decision by its id."""
+    """What happened then; joined with the decision by its id. `cached_tokens` were really skipped;
+    `matched_tokens` and `usable_tokens` are the decision's, to be compared with."""
 
     decision_id: str
     replica: str
@@ -68,3 +78,5 @@ class RouteOutcome(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float | None
     e2e_ms: float
     wall_time_ms: int
+    matched_tokens: int = 0
+    usable_tokens: int = 0

@@ -95,6 +95,7 @@ class Admin:
         return [
             web.get("/router/replicas", self.replicas),
             web.get("/router/peers", self.peers),
+            web.get("/router/trust", self.trust),
             web.get("/router/alarms", self.alarms),
             web.get("/router/decisions", self.decisions),
             web.get("/router/decisions/{id}", self.decision),
@@ -129,6 +130,26 @@ class Admin:
         self._of.gate.check_reader(request.headers)
         views = self._of.brain.peers.views(time.monotonic())
         return json_response({"router": self._of.config.router.id, "peers": views})
+
+    async def trust(self, request: web.Request) -> web.Response:
+        """What was predicted of answered requests and what came true, by replica and tenant."""
+        self._of.gate.check_reader(request.headers)
+        accuracy = self._of.brain.accuracy
+        views = [
+            {
+                "replica": view.replica,
+                "trust": view.trust,
+                "ttft_ratio": view.ttft_ratio,
+                "locality": view.locality,
+                "false_positive_rate": view.false_positive_rate,
+                "tenants": accuracy.by_tenant(view.replica),
+            }
+            for view in self._of.fleet.replicas()
+        ]
+        ratio = accuracy.total.wrong_depth_ratio
+        return json_response(
+            {"replicas": views, "total": accuracy.total, "wrong_depth_ratio": ratio}
+        )
 
     async def alarms(self, request: web.Request) -> web.Response:
         """Active alarms, and how often each was raised."""

@@ -16,6 +16,7 @@ from router.admin import Admin
 from router.admit import add_limits
 from router.alarms import Alarms
 from router.door import Door
+from router.gauges import register_accuracy, register_index
 from router.generate import Generator
 from router.http import add_ids, error_middleware
 from router.metrics import Metrics, Sample
@@ -117,7 +118,8 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("links_up", "Links that requests can be sent on", lambda: len(links.up()))
     metrics.gauge("backends_up", "Backends of other kinds that answer", lambda: backends.up)
     metrics.gauge("replicas", "Replicas that the fleet knows", lambda: len(fleet))
-    metrics.gauge("index_bytes", "Memory of the digest index", lambda: fleet.index.nbytes)
+    register_index(metrics, fleet, services.brain.optimistic)
+    register_accuracy(metrics, services.brain.accuracy)
     metrics.gauge("late_deltas", "Deltas that nobody waited for", lambda: links.late_deltas)
     peers, registry = services.brain.peers, services.registry
     metrics.gauge("registry_online", "Whether changes are shared", lambda: registry.online)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from configs.schema import RouterConfig
 from events.decision import RouteDecision, RouteOutcome
+from router.accuracy import Accuracy
 from router.alarms import Clock
 from router.decisions import DecisionLog
 from router.fleet import Fleet
@@ -76,6 +77,7 @@ class RouterBrain:
         self.ledger = Ledger()
         self.optimistic = OptimisticEntries()
         self.decisions = DecisionLog(config.decisions_kept)
+        self.accuracy = Accuracy()
         self._config = config
         self._clock = clock
         self._policy = make_policy(config.policy)
@@ -141,7 +143,8 @@ class RouterBrain:
         replica = entry.decision.replica
         if cached_tokens is not None:
             self._observe(entry, cached_tokens, ttft_ms)
-        self.fleet.expect_shown(replica, entry.boot, entry.query.chain)
+        query = entry.query
+        self.fleet.expect_shown(replica, entry.boot, query.chain, query.public_cut_blocks)
         self.fleet.replica_alive(replica, entry.boot)
 
     def finish(self, decision_id: str, outcome: Outcome) -> None:
@@ -218,6 +221,8 @@ class RouterBrain:
             wall_time_ms=int(1e3 * time.time()),
             router=self._config.id,
             queued_tokens=pick.candidate.queued_prefill_tokens,
+            matched_tokens=scored.digest_blocks * query.block_tokens,
+            usable_tokens=scored.usable_tokens,
         )
 
     def _reserve(
@@ -244,7 +249,9 @@ class RouterBrain:
         if scored.digest_blocks < len(query.chain):
             until_s = now_s + self._optimistic_ttl_s(scored)
             self.optimistic.remember(decision.replica, decision.decision_id, query.chain, until_s)
-        prediction = Prediction(cached, scored.ttft_ms)
+        prediction = Prediction(
+            cached, scored.ttft_ms, decision.matched_tokens, decision.usable_tokens
+        )
         self._open[decision.decision_id] = _Open(
             decision, query, member.boot, prediction, expires_s
         )
@@ -253,8 +260,17 @@ class RouterBrain:
         """Prediction meets reality, once."""
         if not entry.observed:
             entry.observed = True
-            replica = entry.decision.replica
+            replica, query = entry.decision.replica, entry.query
             self.fleet.observe(replica, entry.boot, entry.prediction, cached_tokens, ttft_ms)
+            self.accuracy.observe(
+                replica,
+                query.tenant,
+                query.block_tokens,
+                entry.prediction,
+                query.prompt_tokens,
+                cached_tokens,
+                ttft_ms,
+            )
 
     def _optimistic_ttl_s(self, scored: Scored) -> float:
         known = self.fleet.index.known(scored.member.replica)
@@ -312,4 +328,6 @@ def _report(decision: RouteDecision, outcome: Outcome) -> RouteOutcome:
         ttft_ms=outcome.ttft_ms,
         e2e_ms=outcome.e2e_ms,
         wall_time_ms=int(1e3 * time.time()),
+        matched_tokens=decision.matched_tokens,
+        usable_tokens=decision.usable_tokens,
     )

@@ -128,7 +128,7 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
                                (eviction_ms + overload_ms + lateness_ms);
         const double terms[] = {idle_ms - cost_ms, saved_ms, queued_ms, own_ms, decode_share_ms,
                                 harm_ms, eviction_ms, overload_ms, lateness_ms, ttft_ms, overlap,
-                                cached, needed};
+                                cached, needed, credit * cached};
         for (double term : terms) *out++ = term;
     }
     return fit;

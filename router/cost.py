@@ -67,7 +67,7 @@ ROW = (
 TERMS = (
     "score", "saved_prefill_ms", "queue_ms", "prefill_ms", "decode_share_ms", "harm_ms",
     "eviction_ms", "overload_ms", "lateness_ms", "ttft_ms", "overlap_blocks", "cached_tokens",
-    "new_blocks",
+    "new_blocks", "usable_tokens",
 )  # fmt: skip
 """What a row of the answer says of one candidate."""
 
@@ -225,7 +225,8 @@ def _terms(at: _Rows, demand: Demand, overlap: np.ndarray, now_s: float) -> np.n
     cached = np.where(cached < MIN_MATCH_TOKENS, 0.0, cached)
     queue_ms, cold_ms = at.queue_ms(now_s), at.prefill_ms(0, prompt)
     warm_ms = np.minimum(cold_ms, at.prefill_ms(cached, prompt - cached))
-    saved_ms = at.credit(now_s) * (cold_ms - warm_ms)
+    credit = at.credit(now_s)
+    saved_ms = credit * (cold_ms - warm_ms)
     prefill_ms = cold_ms - saved_ms
     mixing_ms = _mixing_ms(at, prompt - cached)
     ttft_ms = queue_ms + prefill_ms + mixing_ms
@@ -244,7 +245,7 @@ def _terms(at: _Rows, demand: Demand, overlap: np.ndarray, now_s: float) -> np.n
     return np.stack(
         [
             score, saved_ms, queue_ms, prefill_ms, decode_share_ms, harm_ms, eviction_ms,
-            overload_ms, lateness_ms, ttft_ms, overlap, cached, needed,
+            overload_ms, lateness_ms, ttft_ms, overlap, cached, needed, credit * cached,
         ],
         axis=1,
     )  # fmt: skip

@@ -93,6 +93,7 @@ class Job:
             priority=self.priority,
             exclude=unable | leg.failed,
             pin=self.pin,
+            public_cut_blocks=self.public_cut_blocks,
         )
 
 

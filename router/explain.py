@@ -84,6 +84,8 @@ def _answer(verdict: RouteDecision | NoReplica) -> dict[str, Any]:
     return {
         "replica": verdict.replica,
         "reason": verdict.reason,
+        "matched_tokens": verdict.matched_tokens,
+        "usable_tokens": verdict.usable_tokens,
         "predicted_cached_tokens": verdict.predicted_cached_tokens,
         "predicted_ttft_ms": verdict.predicted_ttft_ms,
         "decided_us": verdict.decided_us,

@@ -16,6 +16,7 @@ from events.load import OWN_ENGINE, DigestShape, ReplicaHello, ReplicaLoad
 from kvstore.identity import KeyChain, Namespace
 from router.alarms import Alarms, Clock
 from router.expected import Expected, pool_name
+from router.falsehits import FalseHits
 from router.fits import PoolPrior
 from router.index import DigestIndex
 from router.member import Member, Proof, ReplicaState, ReplicaView
@@ -26,6 +27,7 @@ NO_EVENTS_AFTER_S = 10.0
 STALE_DIGEST_AFTER_S = 5.0
 CHECK_EVERY_S = 0.5
 PROOF_AFTER_S = 1.5
+PROBE_EVERY_S = 1.0
 SILENCE = "silent"
 """The feed's reason for a replica that just isn't heard any more."""
 
@@ -55,7 +57,8 @@ class Fleet:
     def __init__(self, expected: Expected, clock: Clock, index: DigestIndex | None = None) -> None:
         self.alarms = Alarms(clock)
         self.roster_version = 0
-        self.index = index or DigestIndex()
+        self.index = index if index is not None else DigestIndex()
+        self.false_hits = FalseHits()
         self._expected = expected
         self._clock = clock
         self._members: dict[str, Member] = {}
@@ -63,7 +66,7 @@ class Fleet:
         self._priors: dict[str, PoolPrior] = {}
         self._listeners: list[FenceListener] = []
         self._watchers: list[ChangeListener] = []
-        self._next_check_s = 0.0
+        self._next_check_s = self._next_probe_s = 0.0
 
     # What the feed tells
 
@@ -93,6 +96,7 @@ class Fleet:
         if member.digest_cursor == (load.digest_generation, load.digest_seq):
             member.digest_at_s = now_s
         self.check()
+        self._probe(now_s)
 
     def on_digest_reset(
         self,
@@ -115,6 +119,8 @@ class Fleet:
         except ValueError as error:
             self._lose_digest(member, str(error))
             return
+        if member.digest_cursor is None or member.digest_cursor[0] != generation:
+            self.false_hits.forget(replica)
         member.digest_cursor = (generation, seq)
         member.digest_at_s, member.unknown_since_s = self._clock(), None
         self.alarms.clear("no_events", replica)
@@ -217,12 +223,16 @@ class Fleet:
         trust.observe(predicted, cached_tokens, ttft_ms)
         self._set(trust.false_hits, "false_hits", replica, f"trust {trust.value:.2f}")
 
-    def expect_shown(self, replica: str, boot: int, chain: KeyChain) -> None:
+    def expect_shown(
+        self, replica: str, boot: int, chain: KeyChain, public_cut_blocks: int = 0
+    ) -> None:
         """This prompt was just computed there: its head must show in the digest before long. One
         such proof per replica is under way at a time."""
         member = self._current(replica, boot)
         if member is not None and member.proof is None and len(chain):
-            member.proof = Proof(chain.halves()[:1], self._clock() + PROOF_AFTER_S)
+            private = 0 < public_cut_blocks < len(chain)
+            blocks = chain.halves()[[0, public_cut_blocks] if private else [0]]
+            member.proof = Proof(blocks, self._clock() + PROOF_AFTER_S)
 
     def on_fence(self, listener: FenceListener) -> None:
         """Register for the end of lives."""
@@ -367,18 +377,32 @@ class Fleet:
         if member.proof is not None and now_s >= member.proof.due_s:
             self._prove(member, member.proof)
 
+    def _probe(self, now_s: float) -> None:
+        """Measured beside the heartbeats, which nobody waits for."""
+        if now_s >= self._next_probe_s:
+            self._next_probe_s = now_s + PROBE_EVERY_S
+            self.false_hits.probe(self.index)
+
     def _prove(self, member: Member, proof: Proof) -> None:
         """Only a digest that is known to be newer than the prompt can tell."""
         member.proof = None
         if not self.index.known(member.replica) or member.digest_at_s < proof.due_s - PROOF_AFTER_S:
             return
-        shown = self.index.depths(member.pool, proof.head)[member.replica] > 0
-        member.trust.confirm(shown)
+        head, *private = (
+            self.index.claimed(block[None])[member.replica] > 0 for block in proof.blocks
+        )
+        member.trust.confirm(head, private[0] if private else None)
         self._set(
             member.trust.nothing_matches,
             "nothing_matches",
             member.replica,
             "what it computed never shows in its digest: the two ends name blocks differently",
+        )
+        self._set(
+            member.trust.salt_unknown,
+            "salt_unknown",
+            member.replica,
+            "public heads show in its digest, tenants' own blocks never do",
         )
 
     def _set(self, on: bool, name: str, replica: str, detail: str) -> None:
@@ -390,7 +414,8 @@ class Fleet:
     def _locality(self, member: Member) -> str:
         if self.index.known(member.replica):
             return "digest"
-        return "unknown" if member.hello.digests else "optimistic"
+        never = not member.hello.digests or self.alarms.active("no_events", member.replica)
+        return "optimistic" if never else "unknown"
 
     def _view(self, member: Member, now_s: float) -> ReplicaView:
         state: ReplicaState = member.state(now_s)
@@ -408,6 +433,7 @@ class Fleet:
             digest_known=self.index.known(member.replica),
             digest_age_ms=1e3 * (now_s - member.digest_at_s),
             digest_fill=self.index.fill(member.replica),
+            false_positive_rate=self.false_hits.rate(member.replica),
             load_age_ms=1e3 * (now_s - member.load_at_s),
             load=member.load,
             hello=member.hello,

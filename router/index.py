@@ -29,6 +29,7 @@ class Seats:
 
 class DigestIndex:
     """Columns by replica id. A replica without a column, or with an unknown one, counts as empty.
+    All planes together stay under `max_bytes`.
 
     `unplaced_total` counts replicas that found no room within `max_bytes`; `version` changes with
     each column that comes or goes.
@@ -37,7 +38,7 @@ class DigestIndex:
     def __init__(self, max_bytes: int = MAX_INDEX_BYTES) -> None:
         self.unplaced_total = 0
         self.version = 0
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._planes: dict[tuple[str, DigestShape], Plane] = {}
         self._homes: dict[str, tuple[str, DigestShape]] = {}
 
@@ -62,7 +63,7 @@ class DigestIndex:
         self.remove(replica)
         plane = self._planes.get(home) or Plane(shape)
         growth = plane.growth_bytes if home in self._planes else plane.nbytes
-        if self.nbytes + growth > self._max_bytes:
+        if self.nbytes + growth > self.max_bytes:
             self.unplaced_total += 1
             return False
         self._planes[home] = plane
@@ -103,6 +104,13 @@ class DigestIndex:
     def fill(self, replica: str) -> float:
         """The share of set bits in the replica's digest."""
         return self._plane(replica).fill(replica) if replica in self._homes else 0.0
+
+    def claimed(self, halves: np.ndarray) -> dict[str, int]:
+        """How many of these blocks each known digest claims, one by one."""
+        found: dict[str, int] = {}
+        for plane in self._planes.values():
+            found.update(plane.claimed(halves))
+        return found
 
     def depths(self, pool: str, halves: np.ndarray) -> dict[str, int]:
         """Leading blocks of the chain, for each replica of the pool whose digest is known."""

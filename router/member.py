@@ -26,9 +26,10 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The head of a prompt that must be resident: uint64 (1, 2), to be looked for when due."""
+    """Blocks of a prompt that must be resident, to be looked for when due: its first one, and the
+    first one behind its public head if it has one. uint64 (1, 2) or (2, 2)."""
 
-    head: np.ndarray
+    blocks: np.ndarray
     due_s: float
 
 
@@ -125,7 +126,8 @@ class ReplicaView:
     """One replica for the dashboard, /metrics and explain. Ages are in ms.
 
     `locality` says what its warm blocks are known by: its "digest", "optimistic" entries where none
-    will ever come, or "unknown" for now."""
+    ever came, or "unknown" for now. `false_positive_rate` of its digest is measured here; the one
+    in its load is stated by itself."""
 
     replica: str
     boot: int
@@ -140,6 +142,7 @@ class ReplicaView:
     digest_known: bool
     digest_age_ms: float
     digest_fill: float
+    false_positive_rate: float | None
     load_age_ms: float
     load: ReplicaLoad | None
     hello: ReplicaHello

@@ -102,6 +102,16 @@ class OptimisticEntries:
         return self._keys
 
     @property
+    def nbytes(self) -> int:
+        """Memory of the keys."""
+        return self._keys * KEY_BYTES
+
+    @property
+    def max_bytes(self) -> int:
+        """What they may take at most."""
+        return self._max_keys * KEY_BYTES
+
+    @property
     def promises(self) -> int:
         """How many stand."""
         return len(self._promises)

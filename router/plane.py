@@ -12,10 +12,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from events.digest import positions
 from events.load import DigestShape
 from router.planes import at, plane_kernels
 
 COLUMNS_PER_WORD = 64
+FILL_SAMPLE = 8_192
+"""Bits that are looked at to tell how full a column is."""
 
 
 class Plane:
@@ -101,9 +104,21 @@ class Plane:
         return bool(self._known[word] & bit)
 
     def fill(self, replica: str) -> float:
-        """The share of set bits."""
+        """The share of set bits, from a sample: keys' positions are as good as random."""
         word, bit = self._at(replica)
-        return float(np.count_nonzero(self._rows[:, word] & bit)) / self.shape.bits
+        sample = self._rows[:: max(1, self.shape.bits // FILL_SAMPLE), word]
+        return float(np.count_nonzero(sample & bit)) / len(sample)
+
+    def claimed(self, halves: np.ndarray) -> dict[str, int]:
+        """How many of these blocks each known replica seems to hold, one by one."""
+        held = np.bitwise_and.reduce(self._rows[positions(halves, self.shape)], axis=1)
+        bits = np.unpackbits(held.astype("<u8").view(np.uint8), axis=1, bitorder="little")
+        counts = bits.sum(axis=0).tolist()
+        return {
+            replica: counts[column]
+            for replica, column in self._columns.items()
+            if self.known(replica)
+        }
 
     def columns(self) -> Iterable[tuple[str, int]]:
         """Owners, and the numbers of their columns."""

@@ -30,6 +30,7 @@ class RouteQuery:
     priority: int = 0
     exclude: frozenset[str] = frozenset()
     pin: str | None = None
+    public_cut_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ Terms = NamedTuple("Terms", [(name, float) for name in TERMS])
 
 _TTFT, _OVERLAP = map(TERMS.index, ("ttft_ms", "overlap_blocks"))
 _QUEUED = ROW.index("queued_tokens")
-_EVIDENCE = [ROW.index(name) for name in ("trust", "digest_at_s", "load_at_s")]
+_EVIDENCE = [ROW.index(name) for name in ("trust", "digest_at_s", "load_at_s", "unknown")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class Scored:
     ttft_ms: float
     new_blocks: int
     cached_tokens: int
+    usable_tokens: int
     digest_blocks: int
 
 
@@ -83,6 +84,7 @@ class Field:
             ttft_ms=terms.ttft_ms,
             new_blocks=int(terms.new_blocks),
             cached_tokens=int(terms.cached_tokens),
+            usable_tokens=int(terms.usable_tokens),
             digest_blocks=int(self._digest_blocks[row]),
         )
 
@@ -180,8 +182,8 @@ class Shown(Sequence[CandidateTerms]):
 
     def _make(self) -> list[CandidateTerms]:
         """Column by column: a struct is quickly made, its numbers one by one are not."""
-        trust, digest_at_s, load_at_s = self._evidence.T[_EVIDENCE]
-        score, saved, queue, prefill, *others, _, overlap, _, _ = self._terms.T.tolist()
+        trust, digest_at_s, load_at_s, unknown = self._evidence.T[_EVIDENCE]
+        score, saved, queue, prefill, *others, _, overlap, _, _, _ = self._terms.T.tolist()
         return list(
             map(
                 CandidateTerms,
@@ -197,6 +199,7 @@ class Shown(Sequence[CandidateTerms]):
                 (1e3 * (self._now_s - digest_at_s)).tolist(),
                 (1e3 * (self._now_s - load_at_s)).tolist(),
                 [*repeat(None, len(self) - len(self._why)), *self._why],
+                ["optimistic" if blind else "digest" for blind in unknown.tolist()],
             )
         )
 

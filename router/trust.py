@@ -1,8 +1,9 @@
 """How far a replica's predictions can be believed: predicted against actual cached tokens and TTFT.
 
 Owns trust in [0, 1], which scales the credit for a match, and what deserves the alarms
-`false_hits` (predicted hits don't happen) and `nothing_matches` (what was surely computed there
-never shows in the digest: the two ends don't speak of the same blocks).
+`false_hits` (predicted hits don't happen), `nothing_matches` (what was surely computed there never
+shows in the digest: the two ends don't speak of the same blocks) and `salt_unknown` (public heads
+show there, what tenants own never does: the two ends don't derive the same salts).
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ MAX_TTFT_RATIO = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What was said at decision time."""
+    """What was said at decision time: see events.decision.RouteDecision."""
 
     cached_tokens: int
     ttft_ms: float
+    matched_tokens: int = 0
+    usable_tokens: int = 0
 
 
 class Trust:
@@ -37,11 +40,17 @@ class Trust:
         self.ttft_ratio = 1.0
         self.false_hits = False
         self._misses = 0
+        self._private_misses = 0
 
     @property
     def nothing_matches(self) -> bool:
         """Again and again, blocks that must be resident are not in the digest."""
         return self._misses >= MISSES_FOR_ALARM
+
+    @property
+    def salt_unknown(self) -> bool:
+        """Again and again, only the public heads of prompts are in the digest."""
+        return self._private_misses >= MISSES_FOR_ALARM
 
     def observe(self, predicted: Prediction, cached_tokens: int, ttft_ms: float) -> None:
         """A first token came: what had been predicted, and what the replica found cached."""
@@ -55,9 +64,12 @@ class Trust:
             self.value = _blend(self.value, share, worth * LEARNING_RATE)
             self._judge()
 
-    def confirm(self, shown: bool) -> None:
-        """Whether the digest showed a prompt some time after its first token."""
-        self._misses = 0 if shown else self._misses + 1
+    def confirm(self, head: bool, private: bool | None) -> None:
+        """Whether the digest showed a prompt's first block some time after its first token, and the
+        first one behind its public head, None where it has no such."""
+        self._misses = 0 if head else self._misses + 1
+        if head and private is not None:
+            self._private_misses = 0 if private else self._private_misses + 1
 
     def _judge(self) -> None:
         if self.samples >= MIN_SAMPLES and self.value < FALSE_HITS_BELOW:

@@ -108,7 +108,7 @@ def test_E4_a_bridge_that_never_came_is_an_alarm(bridged: Joining) -> None:
     bridged.probe(True)
     bridged.fleet.check()
     assert bridged.fleet.alarms.active("no_events", "f0")
-    assert bridged.fleet.replicas()[0].locality == "unknown"
+    assert bridged.fleet.replicas()[0].locality == "optimistic"
 
 
 def test_the_bridge_brings_the_digest_and_the_backend_outlives_it(bridged: Joining) -> None:

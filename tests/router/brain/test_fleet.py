@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from router.fleet import NO_EVENTS_AFTER_S, STALE_DIGEST_AFTER_S
+from events.load import DigestShape
+from router.fleet import MAX_REPLICAS, NO_EVENTS_AFTER_S, STALE_DIGEST_AFTER_S
 from router.route import NoReplica
 from tests.router.brain.kit import LAYOUT, POOL, SHAPE, World, digest_bits, hello, load, prompt
 
@@ -29,6 +30,7 @@ def alarms(world: World) -> set[str]:
         ({"hash_version": "v0"}, "hash_version_mismatch"),
         ({"layout": msgspec.structs.replace(LAYOUT, block_tokens=32)}, "block_size_mismatch"),
         ({"layout": msgspec.structs.replace(LAYOUT, layers=9)}, "layout_mismatch"),
+        ({"digest": DigestShape(bits=100, k=8)}, "digest_shape_refused"),
     ],
 )
 def test_R8_a_replica_that_does_not_fit_is_refused_by_name(
@@ -152,7 +154,7 @@ def test_E8_a_larger_boot_starts_empty_and_old_messages_are_ignored() -> None:
     assert world.fleet.member("a").breaker.failures == 0
 
 
-def test_E4_a_replica_whose_digest_never_comes_is_named_and_tracked_by_what_was_sent() -> None:
+def test_E4_a_replica_whose_digest_never_comes_is_named_and_locality_what_was_sent() -> None:
     world = World()
     for name in ("a", "b"):
         world.fleet.on_hello(name, 1, hello())
@@ -167,9 +169,12 @@ def test_E4_a_replica_whose_digest_never_comes_is_named_and_tracked_by_what_was_
     again = world.decide(P)
     assert again.replica == first.replica
     assert again.predicted_cached_tokens == len(P) * 16
+    assert {terms.locality for terms in again.candidates} == {"optimistic"}
+    assert {view.locality for view in world.fleet.replicas()} == {"optimistic"}
     world.hold("a", P)
     world.hold("b")
     assert alarms(world) == set()
+    assert {terms.locality for terms in world.decide(P).candidates} == {"digest"}
 
 
 def test_a_digest_that_is_no_longer_confirmed_is_stale_and_fades() -> None:
@@ -241,3 +246,11 @@ def test_absurd_time_models_from_the_wire_are_not_used() -> None:
     poison = msgspec.structs.replace(load().prefill, b=float("nan"))
     world.fleet.on_load("r0", 1, load(prefill=poison))
     assert np.isfinite(world.decide(P).predicted_ttft_ms)
+
+
+def test_R9_a_fleet_that_is_full_says_so() -> None:
+    world = World()
+    for number in range(MAX_REPLICAS + 1):
+        world.fleet.on_hello(f"r{number}", 1, hello())
+    assert len(world.fleet) == MAX_REPLICAS
+    assert alarms(world) == {"fleet_full"}

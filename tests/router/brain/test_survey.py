@@ -20,6 +20,7 @@ from router.policies.base import Candidate
 from router.reserve import Booked
 from tests.router.brain.kit import World, hello, load, prompt
 from tests.router.brain.oracle import pick as oracle_pick
+from tests.router.brain.oracle.cost import credit
 from tests.router.brain.oracle.score import Candidate as OracleCandidate
 from tests.router.brain.oracle.score import Scorer as OracleScorer
 
@@ -94,6 +95,8 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
                 oracle_of.price.new_blocks,
             )
             assert of.ttft_ms == pytest.approx(oracle_of.price.ttft_ms)
+            usable = credit(oracle_of.member, world.clock()) * oracle_of.cached_tokens
+            assert of.usable_tokens == pytest.approx(usable, abs=1.0)
         shown = found.shown(None, replicas)[len(expected.scored) :]
         assert shown == list(expected.filtered)
         if not expected.scored:

@@ -74,3 +74,23 @@ def test_R8_a_digest_that_shows_them_raises_nothing() -> None:
         world.clock.pass_s(2.0)
         world.fleet.on_load("a", 1, load())
     assert list(world.fleet.alarms) == []
+
+
+def serve_behind_a_public_head(world: World, turns: int, shown_blocks: int) -> None:
+    for turn in range(turns):
+        head, own = (1, 4), (100 + turn, 4)
+        decision = world.decide(prompt(head, own), public_cut_blocks=4)
+        world.serve(decision, decision.predicted_cached_tokens)
+        world.hold("a", prompt(head, own) if shown_blocks > 4 else prompt(head))
+        world.clock.pass_s(2.0)
+        world.fleet.on_load("a", 1, load())
+        world.brain.explain(world.query(prompt(head)))
+
+
+def test_R8_salts_that_the_two_ends_derive_differently_are_named() -> None:
+    world = World()
+    world.join("a")
+    serve_behind_a_public_head(world, MISSES_FOR_ALARM + 2, shown_blocks=4)
+    assert [alarm.name for alarm in world.fleet.alarms] == ["salt_unknown"]
+    serve_behind_a_public_head(world, 2, shown_blocks=8)
+    assert list(world.fleet.alarms) == []

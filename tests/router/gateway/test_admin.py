@@ -54,6 +54,7 @@ async def test_changing_routes_need_the_admin_key(
 
 LOOKING = (
     "/router/replicas",
+    "/router/trust",
     "/router/alarms",
     "/router/decisions",
     "/router/policy",
@@ -314,3 +315,32 @@ async def test_decisions_and_outcomes_are_announced_on_the_bus(
     decision = msgspec.msgpack.decode(heard["decision"], type=RouteDecision)
     outcome = msgspec.msgpack.decode(heard["outcome"], type=RouteOutcome)
     assert decision.decision_id == outcome.decision_id == decision_id
+
+
+async def test_E4_trust_is_told_by_replica_and_tenant_and_measured(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    for _ in range(2):
+        async with http.post(house.url + "/v1/chat/completions", json=CHAT) as response:
+            assert response.status == 200
+            await response.read()
+    _, told = await call(house, http, "GET", "/router/trust")
+    served = [replica for replica in told["replicas"] if replica["tenants"]]
+    sums = [of for replica in served for of in replica["tenants"].values()]
+    assert sum(of["answered"] for of in sums) == told["total"]["answered"] == 2
+    assert {replica["locality"] for replica in told["replicas"]} <= {
+        "digest",
+        "optimistic",
+        "unknown",
+    }
+    async with http.get(house.url + "/metrics") as response:
+        text = await response.text()
+    for name in (
+        'trust_answered_total{replica="',
+        "trust_skipped_tokens_total",
+        "wrong_depth_ratio 0.0",
+        "index_limit_bytes 5.3",
+        "promised_limit_bytes",
+        "digest_false_positive_rate",
+    ):
+        assert f"warmroute_{name}" in text

@@ -166,6 +166,7 @@ def price(
         trust=member.trust.value,
         digest_age_ms=1e3 * (now_s - member.digest_at_s),
         load_age_ms=1e3 * (now_s - member.load_at_s),
+        locality="digest" if member.unknown_since_s is None else "optimistic",
     )
     return Price(terms, ttft_ms, needed)
 

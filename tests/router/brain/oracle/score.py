@@ -188,4 +188,5 @@ def _without_terms(member: Member, why: str, now_s: float) -> CandidateTerms:
         digest_age_ms=1e3 * (now_s - member.digest_at_s),
         load_age_ms=1e3 * (now_s - member.load_at_s),
         filtered=why,
+        locality="digest" if member.unknown_since_s is None else "optimistic",
     )
