@@ -26,8 +26,8 @@ _router_frames: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(R
 _replica_frames: msgspec.msgpack.Decoder[ReplicaFrame] = msgspec.msgpack.Decoder(ReplicaFrame)
 
 
-def encode(message: msgspec.Struct) -> bytes:
-    """Message to bytes."""
+def encode(message: msgspec.Struct | tuple[msgspec.Struct, ...]) -> bytes:
+    """Message, or messages of one kind, to bytes."""
     return _encoder.encode(message)
 
 

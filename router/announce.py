@@ -1,12 +1,14 @@
 """Telling the bus what was decided, how it ended, and what is alarming.
 
-Never waits, never holds up a request.
+Never waits, never holds up a request. Decisions and outcomes leave once a tick, in one message: all
+outcomes, but only the newest decisions, since nobody could read more of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sized
 
 from events.alarm import AlarmNotice
 from events.bus import Bus
@@ -14,27 +16,32 @@ from events.decision import RouteDecision, RouteOutcome
 from events.subjects import router_subject
 from events.wire import encode
 
+TICK_S = 0.05
+DECISIONS_A_TICK = 8
+MAX_OUTCOMES_A_MESSAGE = 1_024
 MAX_WAITING = 4_096
 
-Message = RouteDecision | RouteOutcome | AlarmNotice
+Message = AlarmNotice | tuple[RouteDecision, ...] | tuple[RouteOutcome, ...]
 
 
 class Announcer:
-    """A bounded queue in front of the bus; what does not fit is dropped and counted."""
+    """Bounded queues in front of the bus; what does not fit is dropped and counted."""
 
     def __init__(self, bus: Bus, cluster: str, router_id: str) -> None:
         self.dropped = 0
         self._bus = bus
-        self._decision_subject = router_subject(cluster, router_id, "decision")
-        self._outcome_subject = router_subject(cluster, router_id, "outcome")
+        self._decision_subject = router_subject(cluster, router_id, "decisions")
+        self._outcome_subject = router_subject(cluster, router_id, "outcomes")
         self._alarm_subject = router_subject(cluster, router_id, "alarm")
-        self._waiting: deque[tuple[str, Message]] = deque()
+        self._decisions: deque[RouteDecision] = deque(maxlen=DECISIONS_A_TICK)
+        self._outcomes: list[RouteOutcome] = []
+        self._alarms: list[AlarmNotice] = []
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to publish."""
-        self._task = asyncio.create_task(self._publish())
+        self._task = asyncio.create_task(self._publish_forever())
 
     async def close(self) -> None:
         """Stop; what waits is dropped."""
@@ -44,27 +51,43 @@ class Announcer:
 
     def decided(self, decision: RouteDecision) -> None:
         """A choice was made."""
-        self._put(self._decision_subject, decision)
+        self._decisions.append(decision)
+        self._work.set()
 
     def ended(self, outcome: RouteOutcome) -> None:
         """An attempt ended."""
-        self._put(self._outcome_subject, outcome)
+        if self._room(self._outcomes):
+            self._outcomes.append(outcome)
+            self._work.set()
 
     def alarm(self, notice: AlarmNotice) -> None:
         """An alarm is on, or over."""
-        self._put(self._alarm_subject, notice)
+        if self._room(self._alarms):
+            self._alarms.append(notice)
+            self._work.set()
 
-    def _put(self, subject: str, message: Message) -> None:
-        if len(self._waiting) >= MAX_WAITING:
-            self.dropped += 1
-            return
-        self._waiting.append((subject, message))
-        self._work.set()
+    def _room(self, waiting: Sized) -> bool:
+        if len(waiting) < MAX_WAITING:
+            return True
+        self.dropped += 1
+        return False
 
-    async def _publish(self) -> None:
+    async def _publish_forever(self) -> None:
         while True:
-            while self._waiting:
-                subject, message = self._waiting.popleft()
-                await self._bus.publish(subject, encode(message))
-            self._work.clear()
             await self._work.wait()
+            self._work.clear()
+            for subject, message in self._taken():
+                await self._bus.publish(subject, encode(message))
+            await asyncio.sleep(TICK_S)
+
+    def _taken(self) -> list[tuple[str, Message]]:
+        """All that waits, as messages."""
+        found: list[tuple[str, Message]] = [(self._alarm_subject, each) for each in self._alarms]
+        if self._decisions:
+            found.append((self._decision_subject, tuple(self._decisions)))
+        for start in range(0, len(self._outcomes), MAX_OUTCOMES_A_MESSAGE):
+            some = tuple(self._outcomes[start : start + MAX_OUTCOMES_A_MESSAGE])
+            found.append((self._outcome_subject, some))
+        for waiting in (self._alarms, self._decisions, self._outcomes):
+            waiting.clear()
+        return found

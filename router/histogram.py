@@ -1,4 +1,4 @@
-"""A Prometheus histogram for what happens once per delta: counts in a list, added up when read.
+"""A Prometheus histogram for what happens all the time: counts in a list, added up when read.
 
 The library's own takes locks and several calls for each observation: as much as writing the delta.
 """

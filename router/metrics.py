@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from events.decision import RouteDecision
-from router import histogram
+from router.histogram import Histogram
 from router.route import Outcome
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -19,6 +20,9 @@ _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 Sample = tuple[Sequence[str], float]
 """Values of the labels, in order, and the value."""
+
+Counts = Counter[tuple[str, ...]]
+"""Totals by the values of the labels."""
 
 
 class _Family(Collector):
@@ -62,11 +66,7 @@ class Metrics:
         self._completion = self._counter("completion_tokens", "Generated tokens")
         self._ttft = self._histogram("ttft_seconds", "Dispatch to first token", _SECONDS)
         self._duration = self._histogram("attempt_seconds", "Dispatch to end", _SECONDS)
-        self._gaps = histogram.Histogram(
-            "warmroute_itl_seconds", "Between deltas of a stream", _GAPS
-        )
-        self.registry.register(self._gaps)
-        self.gap = self._gaps.observe
+        self.gap = self._histogram("itl_seconds", "Between deltas of a stream", _GAPS).observe
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A value that is read when somebody scrapes."""
@@ -99,40 +99,44 @@ class Metrics:
 
     def answered(self, route: str, status: int) -> None:
         """An HTTP request got its status."""
-        self._requests.labels(route, str(status)).inc()
+        self._requests[route, str(status)] += 1
 
     def stream_error(self, cause: str) -> None:
         """A stream that had begun ended with an error; `cause` is a kind of AttemptError."""
-        self._faults.labels(cause).inc()
+        self._faults[cause,] += 1
 
     def decided(self, decision: RouteDecision) -> None:
         """A choice was made."""
-        self._decisions.inc()
+        self._decisions[()] += 1
         if decision.attempt > 1:
-            self._retries.inc()
+            self._retries[()] += 1
 
     def continued(self, decision: RouteDecision, carried_tokens: int) -> None:
         """A choice was made for what is left of a broken stream."""
-        self._continuations.inc()
-        self._carried.inc(carried_tokens)
+        self._continuations[()] += 1
+        self._carried[()] += carried_tokens
 
     def ended(self, decision: RouteDecision, outcome: Outcome) -> None:
         """An attempt ended."""
-        self._attempts.labels(outcome.status).inc()
-        self._completion.inc(outcome.completion_tokens)
+        self._attempts[outcome.status,] += 1
+        self._completion[()] += outcome.completion_tokens
         self._duration.observe(outcome.e2e_ms / 1000)
         if outcome.ttft_ms is not None:
             self._ttft.observe(outcome.ttft_ms / 1000)
-            self._predicted.inc(decision.predicted_cached_tokens)
-            self._cached.inc(outcome.cached_tokens)
-            self._prompt.inc(outcome.prompt_tokens)
+            self._predicted[()] += decision.predicted_cached_tokens
+            self._cached[()] += outcome.cached_tokens
+            self._prompt[()] += outcome.prompt_tokens
 
     def text(self) -> bytes:
         """The exposition format."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        return Counter(f"warmroute_{name}", help_text, labels, registry=self.registry)
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counts:
+        counts: Counts = Counter() if labels else Counter({(): 0})
+        self.counters(name, help_text, labels, lambda: list(counts.items()))
+        return counts
 
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"warmroute_{name}", help_text, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, help_text: str, bounds: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"warmroute_{name}", help_text, bounds)
+        self.registry.register(histogram)
+        return histogram

@@ -31,9 +31,11 @@ ALARM_GONE_S = 10.0
 
 _hello = msgspec.msgpack.Decoder(ReplicaHello)
 _load = msgspec.msgpack.Decoder(ReplicaLoad)
-_decision = msgspec.msgpack.Decoder(RouteDecision)
-_outcome = msgspec.msgpack.Decoder(RouteOutcome)
+_decisions = msgspec.msgpack.Decoder(tuple[RouteDecision, ...])
+_outcomes = msgspec.msgpack.Decoder(tuple[RouteOutcome, ...])
 _alarm = msgspec.msgpack.Decoder(AlarmNotice)
+
+_Known = tuple[RouteDecision, RouteOutcome | None]
 
 
 class _Replica:
@@ -75,7 +77,7 @@ class DashboardState:
 
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
-        self._decisions: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._decisions: OrderedDict[str, _Known] = OrderedDict()
         self._alarms: dict[tuple[str, str, str], tuple[AlarmNotice, float]] = {}
         self._seconds: deque[list[float]] = deque(maxlen=HISTORY_S)
         self.malformed = 0
@@ -117,16 +119,17 @@ class DashboardState:
             known.generation, known.seq, known.digest_s = envelope.generation, envelope.seq, now_s
 
     def _take_router(self, name: str, kind: str, payload: bytes, now_s: float) -> None:
-        if kind == "decision":
-            made = decode(_decision, payload, MAX_MESSAGE_BYTES)
-            self._decisions[made.decision_id] = {**msgspec.to_builtins(made), "outcome": None}
+        if kind == "decisions":
+            for made in decode(_decisions, payload, MAX_MESSAGE_BYTES):
+                self._decisions[made.decision_id] = made, None
             while len(self._decisions) > MAX_DECISIONS:
                 self._decisions.popitem(last=False)
-        elif kind == "outcome":
-            ended = decode(_outcome, payload, MAX_MESSAGE_BYTES)
-            if ended.decision_id in self._decisions:
-                self._decisions[ended.decision_id]["outcome"] = msgspec.to_builtins(ended)
-            self._count(ended, now_s)
+        elif kind == "outcomes":
+            for ended in decode(_outcomes, payload, MAX_MESSAGE_BYTES):
+                if ended.decision_id in self._decisions:
+                    made, _ = self._decisions[ended.decision_id]
+                    self._decisions[ended.decision_id] = made, ended
+                self._count(ended, now_s)
         elif kind == "alarm":
             self._take_alarm(name, decode(_alarm, payload, MAX_MESSAGE_BYTES), now_s)
 
@@ -155,7 +158,10 @@ class DashboardState:
         return {
             "alarms": self._view_alarms(now_s),
             "replicas": [of.view(name, now_s) for name, of in sorted(self._replicas.items())],
-            "decisions": list(reversed(self._decisions.values())),
+            "decisions": [
+                {**msgspec.to_builtins(made), "outcome": msgspec.to_builtins(ended)}
+                for made, ended in reversed(self._decisions.values())
+            ],
             "seconds": [
                 [int(now_s) - at, prompt, cached]
                 for at, prompt, cached in self._seconds

@@ -32,6 +32,22 @@ Table = Mapping[str, Field | Callable[[str], UserError]]
 """Name to field, or to the refusal of a parameter that we know and do not support."""
 
 
+def _required(table: Table) -> tuple[str, ...]:
+    if isinstance(table, WideTable):
+        return table.required
+    return tuple(
+        name for name, entry in table.items() if isinstance(entry, Field) and entry.required
+    )
+
+
+class WideTable(dict[str, Field | Callable[[str], UserError]]):
+    """A table of many names, of which only few are required: those are known beforehand."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self.required = _required(table)
+
+
 def walk(body: Mapping[str, Any], table: Table, path: str = "") -> dict[str, Any]:
     """Attribute to value, for what `body` gives. Raises UserError at the first mistake."""
     values: dict[str, Any] = {}
@@ -47,8 +63,8 @@ def walk(body: Mapping[str, Any], table: Table, path: str = "") -> dict[str, Any
             read = entry.read(where, value)
             if entry.attribute is not None:
                 values[entry.attribute] = read
-    for name, entry in table.items():
-        if isinstance(entry, Field) and entry.required and name not in body:
+    for name in _required(table):
+        if name not in body:
             raise faults.missing(f"{path}.{name}" if path else name)
     return values
 

@@ -13,6 +13,7 @@ from router.openai.fields import (
     Field,
     Reader,
     Table,
+    WideTable,
     array,
     boolean,
     decimal,
@@ -144,22 +145,24 @@ _UNSUPPORTED_IN_CHAT = (
 @lru_cache(maxsize=16)
 def chat_table(limits: Limits) -> Table:
     """The parameters of POST /v1/chat/completions."""
-    return {
-        **_shared(limits),
-        "messages": Field("messages", messages(limits.max_messages, limits.tool_calls), True),
-        "max_tokens": Field("max_tokens", integer(1)),
-        "max_completion_tokens": Field("max_completion_tokens", integer(1)),
-        "logprobs": Field("logprobs", boolean),
-        "top_logprobs": Field("top_logprobs", integer(0, 20)),
-        "tools": Field("tools", tools(limits.max_tools)),
-        "tool_choice": Field("tool_choice", tool_choice),
-        "parallel_tool_calls": Field(
-            "parallel_tool_calls", only(True, "can't be false: calls are not constrained")
-        ),
-        "response_format": Field(None, _response_format),
-        "modalities": Field(None, only(["text"], "must be ['text']")),
-        **dict.fromkeys(_UNSUPPORTED_IN_CHAT, faults.unsupported),
-    }
+    return WideTable(
+        {
+            **_shared(limits),
+            "messages": Field("messages", messages(limits.max_messages, limits.tool_calls), True),
+            "max_tokens": Field("max_tokens", integer(1)),
+            "max_completion_tokens": Field("max_completion_tokens", integer(1)),
+            "logprobs": Field("logprobs", boolean),
+            "top_logprobs": Field("top_logprobs", integer(0, 20)),
+            "tools": Field("tools", tools(limits.max_tools)),
+            "tool_choice": Field("tool_choice", tool_choice),
+            "parallel_tool_calls": Field(
+                "parallel_tool_calls", only(True, "can't be false: calls are not constrained")
+            ),
+            "response_format": Field(None, _response_format),
+            "modalities": Field(None, only(["text"], "must be ['text']")),
+            **dict.fromkeys(_UNSUPPORTED_IN_CHAT, faults.unsupported),
+        }
+    )
 
 
 def _plain_ids(value: list[Any], vocab: int) -> bool:
@@ -210,12 +213,14 @@ def _prompt(limits: Limits) -> Reader:
 @lru_cache(maxsize=16)
 def completion_table(limits: Limits) -> Table:
     """The parameters of POST /v1/completions."""
-    return {
-        **_shared(limits),
-        "prompt": Field("prompts", _prompt(limits), True),
-        "max_tokens": Field("max_tokens", integer(0)),
-        "logprobs": Field("logprobs", integer(0, 5)),
-        "echo": Field("echo", boolean),
-        "best_of": Field(None, only(1, "must be 1: answers are not ranked")),
-        "suffix": faults.unsupported,
-    }
+    return WideTable(
+        {
+            **_shared(limits),
+            "prompt": Field("prompts", _prompt(limits), True),
+            "max_tokens": Field("max_tokens", integer(0)),
+            "logprobs": Field("logprobs", integer(0, 5)),
+            "echo": Field("echo", boolean),
+            "best_of": Field(None, only(1, "must be 1: answers are not ranked")),
+            "suffix": faults.unsupported,
+        }
+    )

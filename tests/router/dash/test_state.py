@@ -44,37 +44,41 @@ def say(state: DashboardState, name: str, kind: str, payload, *, boot=5, seq=4, 
 
 def decision(name: str) -> bytes:
     return msgspec.msgpack.encode(
-        RouteDecision(
-            decision_id=name,
-            request_id="q",
-            tenant="t",
-            policy="p",
-            replica="r0",
-            dispatch_seq=1,
-            attempt=1,
-            prompt_tokens=10,
-            predicted_cached_tokens=5,
-            predicted_ttft_ms=1.0,
-            reason="best",
-            candidates=(),
-            decided_us=1.0,
-            wall_time_ms=0,
+        (
+            RouteDecision(
+                decision_id=name,
+                request_id="q",
+                tenant="t",
+                policy="p",
+                replica="r0",
+                dispatch_seq=1,
+                attempt=1,
+                prompt_tokens=10,
+                predicted_cached_tokens=5,
+                predicted_ttft_ms=1.0,
+                reason="best",
+                candidates=(),
+                decided_us=1.0,
+                wall_time_ms=0,
+            ),
         )
     )
 
 
 def outcome(name: str, now_ms: int = 0) -> bytes:
     return msgspec.msgpack.encode(
-        RouteOutcome(
-            decision_id=name,
-            replica="r0",
-            status="ok",
-            cached_tokens=6,
-            prompt_tokens=10,
-            completion_tokens=2,
-            ttft_ms=3.0,
-            e2e_ms=4.0,
-            wall_time_ms=now_ms,
+        (
+            RouteOutcome(
+                decision_id=name,
+                replica="r0",
+                status="ok",
+                cached_tokens=6,
+                prompt_tokens=10,
+                completion_tokens=2,
+                ttft_ms=3.0,
+                e2e_ms=4.0,
+                wall_time_ms=now_ms,
+            ),
         )
     )
 
@@ -107,9 +111,9 @@ def test_silence_takes_a_replica_off_the_page() -> None:
 
 def test_decisions_meet_their_outcomes() -> None:
     state = DashboardState()
-    state.take("wr.v1.c.router.x.decision", decision("d1"), 1.0)
+    state.take("wr.v1.c.router.x.decisions", decision("d1"), 1.0)
     assert state.view(1.0)["decisions"][0]["outcome"] is None
-    state.take("wr.v1.c.router.x.outcome", outcome("d1"), 2.0)
+    state.take("wr.v1.c.router.x.outcomes", outcome("d1"), 2.0)
     view = state.view(4.0)
     assert view["decisions"][0]["outcome"]["cached_tokens"] == 6
     assert view["seconds"] == [[2, 10, 6]]
@@ -118,7 +122,7 @@ def test_decisions_meet_their_outcomes() -> None:
 def test_everything_is_bounded() -> None:
     state = DashboardState()
     for number in range(MAX_DECISIONS * 2):
-        state.take("wr.v1.c.router.x.decision", decision(f"d{number}"), 1.0)
+        state.take("wr.v1.c.router.x.decisions", decision(f"d{number}"), 1.0)
     for number in range(MAX_REPLICAS + 5):
         say(state, f"r{number}", "load", load())
     view = state.view(1.0)
@@ -170,7 +174,7 @@ def test_S1_an_alarm_that_makes_no_sense_is_malformed() -> None:
 
 
 @given(
-    st.sampled_from(["hello", "load", "digest", "bye", "decision", "outcome", "alarm", "x"]),
+    st.sampled_from(["hello", "load", "digest", "bye", "decisions", "outcomes", "alarm", "x"]),
     st.sampled_from(["replica", "router", "other"]),
     st.binary(max_size=60),
 )

@@ -311,9 +311,9 @@ async def test_decisions_and_outcomes_are_announced_on_the_bus(
     )
     async with house.post(http, "/v1/chat/completions", CHAT) as response:
         decision_id = response.headers["x-warmroute-decision"]
-    await until(lambda: {"decision", "outcome"} <= heard.keys())
-    decision = msgspec.msgpack.decode(heard["decision"], type=RouteDecision)
-    outcome = msgspec.msgpack.decode(heard["outcome"], type=RouteOutcome)
+    await until(lambda: {"decisions", "outcomes"} <= heard.keys())
+    (decision,) = msgspec.msgpack.decode(heard["decisions"], type=tuple[RouteDecision, ...])
+    (outcome,) = msgspec.msgpack.decode(heard["outcomes"], type=tuple[RouteOutcome, ...])
     assert decision.decision_id == outcome.decision_id == decision_id
 
 
