@@ -18,6 +18,7 @@ COMMANDS = {
     "up": ("tools.up", "start nats-server, replicas and the gateway on this machine"),
     "warm": ("tools.warm", "make prompts warm on k replicas, and prove it"),
     "explain": ("tools.explain", "say where a prompt would go and why; nothing is sent"),
+    "bridge": ("tools.bridge.command", "tell the routers what a vLLM or SGLang server has cached"),
     "bench": ("tools.bench.cli", "measure what routing gains here, and the engine alone"),
 }
 

@@ -1,0 +1,1 @@
+"""`warmroute bridge`: tells the bus what an engine of another kind has in its prefix cache."""
