@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import pickle
 import random
+from array import array
 
 import pytest
 
@@ -14,6 +15,7 @@ from events.output import CacheCleared, StepFrame
 from events.request import (
     MAX_LINK_FRAME_BYTES,
     Abort,
+    ChildProgress,
     ClearCache,
     Hold,
     LinkHello,
@@ -114,6 +116,27 @@ async def test_the_end_token_is_counted_and_not_shown(stop_ids, reason) -> None:
         assert (answer.text, answer.token_ids) == ("ok", tuple(b"ok"))
         assert answer.finish.stop_reason == reason
         assert answer.deltas[-1].usage.completion_tokens == 3
+
+
+async def test_R16_a_request_goes_on_behind_what_was_delivered_elsewhere() -> None:
+    progress = (
+        ChildProgress(array("I", list(b"he said")).tobytes(), True),
+        ChildProgress(array("I", list(b"he s")).tobytes()),
+        ChildProgress(),
+    )
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request(n=3, progress=progress))
+        await front.submitted(2)
+        one, two = front.engine.requests
+        assert (one.output, two.output) == (tuple(b"he s"), ())
+        assert (one.seed, two.seed) == (12, 13)
+        front.engine.step({one.child: b"aid", two.child: b"x"}, finish="length")
+        answer = await router.answer(child=1)
+        assert (answer.text, answer.token_ids) == ("aid", tuple(b"aid"))
+        assert answer.deltas[-1].usage.completion_tokens == 7
+        assert (await router.answer(child=2)).deltas[-1].usage.completion_tokens == 1
+        assert ("r1", 1, 0) not in router.answers
 
 
 async def test_an_error_of_the_engine_reaches_its_own_request_only() -> None:
@@ -440,6 +463,12 @@ async def test_S1_random_bytes_at_the_port_harm_nobody() -> None:
         {"stop": ("",)},
         {"stop": ("a",) * 99},
         {"stop_token_ids": (999,)},
+        {"progress": (ChildProgress(), ChildProgress())},
+        {"progress": (ChildProgress(b"", True),)},
+        {"progress": (ChildProgress(b"abc"),)},
+        {"progress": (ChildProgress(b"\xff\xff\xff\xff"),)},
+        {"progress": (ChildProgress(bytes(4 * 16)),)},
+        {"progress": (ChildProgress(b"a\0\0\0b\0\0\0"),), "stop": ("ab",)},
     ],
 )
 async def test_what_can_not_be_served_is_refused_and_the_next_request_works(changes) -> None:

@@ -122,6 +122,33 @@ def test_sent_text_is_a_prefix_of_the_final_text_at_every_token(
     assert shown == final
 
 
+@given(tokens, stop_lists, st.integers(0, 24), st.integers(0, 4))
+def test_R16_a_stream_that_goes_on_elsewhere_says_what_an_unbroken_one_says(
+    ids: list[int], stops: list[str], broken_at: int, min_tokens: int
+) -> None:
+    first = TokenStream(VOCABULARY, stops, min_tokens)
+    pieces = []
+    for token in ids[:broken_at]:
+        if not first.push(token, logprob(token)):
+            return
+        pieces.append(first.take())
+    delivered = joined(pieces)[1]
+    second = TokenStream(VOCABULARY, stops, min_tokens)
+    assert second.replay(delivered)
+    for token in ids[len(delivered) :]:
+        if not second.push(token, logprob(token)):
+            break
+        pieces.append(second.take())
+    pieces.append(second.finish())
+    whole, stopped_by, counted = run(ids, stops, every(ids), min_tokens)
+    assert joined(pieces) == joined(whole)
+    assert (second.stopped_by, second.tokens) == (stopped_by, counted)
+
+
+def test_R16_what_goes_beyond_a_stop_string_can_not_go_on() -> None:
+    assert not TokenStream(VOCABULARY, ["own"]).replay(spell("my own fox"))
+
+
 def test_P4_split_over_tokens_and_cut_inside_a_token() -> None:
     pieces, stopped_by, counted = run([258, 256, 257, 0x21], ["own fox"], every([1] * 4))
     assert joined(pieces)[:2] == ("br", (258,))
