@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from events.errors import CoreError
+from events.session import Ack
 
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
@@ -74,13 +75,17 @@ class StepFrame(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 class LinkWelcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="welcome"):
     """The replica's answer to `LinkHello`; a larger `boot` fences everything older.
 
-    `continues`: it heeds `CoreRequest.progress`.
+    `continues`: it heeds `CoreRequest.progress`. `resumes`: it keeps named sessions, acknowledges
+    and gives signs of life. `received`: the session goes on, and so many frames of the router have
+    been taken in; None for a new one.
     """
 
     version: int
     replica: str
     boot: int
     continues: bool = False
+    resumes: bool = False
+    received: int | None = None
 
 
 class CacheCleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared"):
@@ -90,4 +95,4 @@ class CacheCleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared"):
     blocks: int
 
 
-ReplicaFrame = LinkWelcome | StepFrame | CacheCleared
+ReplicaFrame = LinkWelcome | StepFrame | CacheCleared | Ack

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from events.session import Ack
+
 LINK_VERSION = 1
 """Raised when a link frame changes in a way that an older reader would misread."""
 
@@ -120,13 +122,20 @@ class ClearCache(msgspec.Struct, frozen=True, kw_only=True, tag="clear"):
     limit_blocks: int | None = None
 
 
-class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """First frame of the dialling router; `secret` is compared in constant time."""
+class LinkHello(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="hello"):
+    """First frame of the dialling router; `secret` is compared in constant time.
+
+    `session` names what may go on over several connections; a new one ends what the same router
+    boot had before. With `received`, the frames that the router has of it, it asks to resume.
+    Without a name the session ends with its connection.
+    """
 
     version: int
     router_id: str
     router_boot: str
     secret: str
+    session: str = ""
+    received: int | None = None
 
 
-RouterFrame = LinkHello | CoreRequest | Abort | Hold | Resume | ClearCache
+RouterFrame = LinkHello | CoreRequest | Abort | Hold | Resume | ClearCache | Ack

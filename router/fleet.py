@@ -183,6 +183,11 @@ class Fleet:
         if not up and member.silent:
             self._drop(member)
 
+    def link_stalled(self, replica: str, boot: int, stalled: bool) -> None:
+        """The link to one life of a replica stands, but nothing comes."""
+        if self._current(replica, boot) is not None:
+            self._set(stalled, "replica_stalled", replica, "says nothing: stopped or overloaded")
+
     def replica_failed(self, replica: str, boot: int) -> None:
         """A request failed by the replica's own fault: transport, timeout, 5xx."""
         member = self._current(replica, boot)

@@ -34,9 +34,9 @@ from router.expected import Expected
 from router.failover import RetryBudget
 from router.fleet import Fleet
 from router.gate import Gate
+from router.introduction import LinkTarget, RouterIdentity
 from router.jobs import JobMaker
 from router.limits import Limits
-from router.link import LinkTarget, RouterIdentity
 from router.links import Links
 from router.metrics import Metrics
 from router.openai.logprobs import TokenTexts
@@ -167,6 +167,7 @@ class Gateway:
             identity,
             fleet.link_state,
             _link_tls(config),
+            fleet.link_stalled,
         )
         tenants, prefixes, metrics = (
             Tenants(cluster_key, config.tenants),

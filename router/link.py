@@ -1,7 +1,9 @@
-"""One WebSocket from this router to one replica: dialled, authenticated, watched, redialled.
+"""The link from this router to one replica: dialled, authenticated, watched, redialled.
 
-Knows frames and sinks, not requests. A sink is in the table before its request is sent; whatever
-happens to the connection, each sink in the table is failed exactly once.
+Knows frames and sinks, not requests. A sink is in the table before its request is sent. When a
+connection breaks it is dialled again, and its session goes on where it was; a session that can't go
+on in time fails each sink in the table exactly once, and is never asked for again: what is
+continued elsewhere is not resumed here.
 """
 
 from __future__ import annotations
@@ -9,27 +11,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from errno import ECONNREFUSED
 
 import aiohttp
-import msgspec
 
 from events.errors import WireError
-from events.output import CacheCleared, CoreDelta, LinkWelcome, StepFrame
+from events.output import CacheCleared, CoreDelta, ReplicaFrame, StepFrame
 from events.request import (
-    LINK_VERSION,
     MAX_LINK_FRAME_BYTES,
     Abort,
     ClearCache,
     CoreRequest,
     Hold,
-    LinkHello,
     Resume,
 )
+from events.session import RESUME_S, Ack, Incoming, Outgoing
 from events.wire import decode_replica_frame, encode
 from router.errors import LinkRefusedError, transport_failure
+from router.introduction import LinkTarget, RouterIdentity, check_welcome
 from router.sink import AttemptSink
 
 HANDSHAKE_S = 5.0
@@ -39,34 +40,15 @@ BACKOFF_S = (0.05, 2.0)
 MAX_OUTBOX_BYTES = 64 * 1024 * 1024
 TURN_DELTAS = 128
 """A frame's deltas between two turns of the event loop: about a millisecond of work."""
+STALLED_S = 2.5
+"""A replica that says nothing for so long can't be relied on."""
+
+UP = "up"
+RESUMING = "resuming"
+LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
-class LinkTarget:
-    """Whom to dial: a replica's id, the boot that the feed knows, and its link's URL."""
-
-    replica: str
-    boot: int
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
-class RouterIdentity:
-    """Who dials. `secret` authenticates the link and is never logged."""
-
-    router_id: str
-    boot: str
-    secret: str
-
-    def hello(self) -> LinkHello:
-        """The first frame."""
-        return LinkHello(
-            version=LINK_VERSION,
-            router_id=self.router_id,
-            router_boot=self.boot,
-            secret=self.secret,
-        )
-
+_LOST = (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING)
 
 LinkStateListener = Callable[[str, int, bool], None]
 """(replica, boot, up): called whenever a link comes up or goes down."""
@@ -88,27 +70,57 @@ class ReplicaLink:
         self._on_state = on_state
         self.state = "connecting"
         self.continues = False
+        self._resumes = False
         self.counts: Counter[str] = Counter()
         self._session = session
         self._identity = identity
         self._sinks: dict[tuple[str, int], AttemptSink] = {}
         self._commands: dict[str, asyncio.Future[int]] = {}
         self._command_ids = itertools.count(1)
-        self._outbox: deque[bytes] = deque()
-        self._outbox_bytes = 0
+        self._session_ids = itertools.count(1)
+        self._session_id = ""
+        self._outgoing = Outgoing(MAX_OUTBOX_BYTES)
+        self._incoming = Incoming()
+        self._ack_due = False
+        self._patience: asyncio.TimerHandle | None = None
+        self._heard_s = 0.0
         self._work = asyncio.Event()
+        self._reader: asyncio.Task[str] | None = None
         self._task: asyncio.Task[None] | None = None
         self._reached = False
 
     @property
     def up(self) -> bool:
         """Whether requests can be sent now."""
-        return self.state == "up"
+        return self.state == UP
 
     @property
     def in_flight(self) -> int:
         """Attempts in the table."""
         return len(self._sinks)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the replica, which gives signs of life, has been silent for too long."""
+        if not (self.up and self._resumes):
+            return False
+        return asyncio.get_running_loop().time() - self._heard_s > STALLED_S
+
+    def excuse(self) -> None:
+        """It was this router that did not listen."""
+        self._heard_s = asyncio.get_running_loop().time()
+
+    def beat(self) -> None:
+        """To be called now and then: tells the replica what has come."""
+        if self.up and self._resumes and self._incoming.unsaid:
+            self._ack_due = True
+            self._work.set()
+
+    def abandon(self, reason: str) -> None:
+        """Give the replica up for now: all that it serves fails, and it is dialled anew."""
+        self._down(reason)
+        if self._reader is not None:
+            self._reader.cancel()
 
     def start(self) -> None:
         """Dial until closed."""
@@ -132,14 +144,14 @@ class ReplicaLink:
         if not self.up:
             raise transport_failure("the replica is not connected")
         frame = encode(request)
-        if len(frame) > MAX_LINK_FRAME_BYTES or self._outbox_bytes > MAX_OUTBOX_BYTES:
+        if len(frame) > MAX_LINK_FRAME_BYTES or self._outgoing.unsent_bytes > MAX_OUTBOX_BYTES:
             raise transport_failure("the request does not fit on the link")
         self._sinks[sink.key] = sink
         self._post(frame)
 
     def control(self, frame: Abort | Hold | Resume) -> None:
-        """Send, if the link is up: a broken link has ended the attempt already."""
-        if self.up:
+        """Send, or keep for the next connection: a session's end has ended the attempt already."""
+        if self.state in (UP, RESUMING):
             self._post(encode(frame))
 
     def forget(self, sink: AttemptSink) -> None:
@@ -164,34 +176,46 @@ class ReplicaLink:
             self._commands.pop(command_id, None)
 
     def _post(self, frame: bytes) -> None:
-        self._outbox.append(frame)
-        self._outbox_bytes += len(frame)
+        self._outgoing.add(frame)
         self._work.set()
 
     async def _dial_forever(self) -> None:
-        delay_s = BACKOFF_S[0]
+        delay_s = 0.0
         while True:
             self._reached = False
             reason = await self._connect_once()
-            self._down(reason)
+            self._ended(reason)
             self.counts[reason] += 1
-            delay_s = BACKOFF_S[0] if self._reached else min(BACKOFF_S[1], 2 * delay_s)
+            delay_s = 0.0 if self._reached else min(BACKOFF_S[1], max(BACKOFF_S[0], 2 * delay_s))
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
 
     async def _connect_once(self) -> str:
         """One connection, from dialling to its end. Returns why it ended."""
         try:
-            await self._connection()
+            return await self._connection()
         except LinkRefusedError as error:
             return error.reason
         except WireError:
             return "malformed"
+        except aiohttp.ClientOSError as error:
+            return "deserted" if error.errno == ECONNREFUSED else "unreachable"
         except (aiohttp.ClientError, OSError):
             return "unreachable"
-        return "lost"
 
-    async def _connection(self) -> None:
-        async with asyncio.timeout(HANDSHAKE_S):
+    def _ended(self, reason: str) -> None:
+        """A session outlives a connection that broke, and fruitless dialling until its time is
+        over. Where nobody listens any more, nobody has kept it."""
+        if self.up and reason == LOST and self._resumes:
+            self.state = RESUMING
+            self._on_state(self.target.replica, self.target.boot, False)
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(RESUME_S, self._down, LOST)
+        elif not (self.state == RESUMING and reason in (LOST, "unreachable")):
+            self._down(reason)
+
+    async def _connection(self) -> str:
+        handshake_s = RESUME_S / 2 if self.state == RESUMING else HANDSHAKE_S
+        async with asyncio.timeout(handshake_s):
             ws = await self._session.ws_connect(
                 self.target.url,
                 max_msg_size=MAX_LINK_FRAME_BYTES,
@@ -199,89 +223,137 @@ class ReplicaLink:
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
             )
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                await ws.send_bytes(encode(self._identity.hello()))
-                self._check_welcome(await ws.receive())
-            self._rise()
-            writer = asyncio.create_task(self._write(ws))
-            try:
-                await self._read(ws)
-            finally:
-                # Requests learn of the loss before the slow farewell of the socket.
-                self._down("lost")
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
+            async with asyncio.timeout(handshake_s):
+                await self._introduce(ws)
+            reason = await self._exchange(ws)
+            # Requests learn of the end before the slow farewell of the socket.
+            self._ended(reason)
         finally:
             await ws.close()
+        return reason
+
+    async def _introduce(self, ws: aiohttp.ClientWebSocketResponse[bool]) -> None:
+        resuming = self.state == RESUMING
+        if not resuming:
+            self._session_id = f"{self._identity.boot}-{next(self._session_ids)}"
+        received = self._incoming.received if resuming else None
+        await ws.send_bytes(encode(self._identity.hello(self._session_id, received)))
+        welcome = check_welcome(await ws.receive(), self.target)
+        if welcome.received is None:
+            if resuming:
+                self._down("forgotten")
+        elif self.state != RESUMING or not self._outgoing.rewind(welcome.received):
+            raise LinkRefusedError("late", "the session was given up meanwhile")
+        self.continues, self._resumes = welcome.continues, welcome.resumes
+        self._rise()
 
     def _rise(self) -> None:
-        self.state = "up"
+        self._be_patient_no_more()
+        self.state = UP
         self._reached = True
+        self.excuse()
         self.announce()
 
-    def _check_welcome(self, message: aiohttp.WSMessage) -> None:
-        if message.type is not aiohttp.WSMsgType.BINARY:
-            raise LinkRefusedError("refused", "the replica refused the link")
-        welcome = decode_replica_frame(message.data)
-        if not isinstance(welcome, LinkWelcome):
-            raise LinkRefusedError("malformed", "the replica's first frame is no welcome")
-        if welcome.version != LINK_VERSION:
-            raise LinkRefusedError("version", "the replica speaks another version of the link")
-        if welcome.replica != self.target.replica:
-            raise LinkRefusedError("identity", "another replica answers at this address")
-        if welcome.boot != self.target.boot:
-            raise LinkRefusedError("fenced", "the replica is of another boot than the bus says")
-        self.continues = welcome.continues
+    async def _exchange(self, ws: aiohttp.ClientWebSocketResponse[bool]) -> str:
+        """Read and write until one of both can't go on. Returns why."""
+        reader = self._reader = asyncio.create_task(self._read(ws))
+        writer = asyncio.create_task(self._write(ws))
+        try:
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            return LOST if not reader.done() or reader.cancelled() else reader.result()
+        except WireError:
+            return "malformed"
+        finally:
+            self._reader = None
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _write(self, ws: aiohttp.ClientWebSocketResponse[bool]) -> None:
+        """Until the connection breaks."""
         try:
             while True:
-                while self._outbox:
-                    frame = self._outbox.popleft()
-                    async with asyncio.timeout(SEND_S):
-                        await ws.send_bytes(frame)
-                    self._outbox_bytes -= len(frame)
                 self._work.clear()
+                if self._ack_due:
+                    self._ack_due = False
+                    await self._send(ws, encode(self._incoming.ack()))
+                while (frame := self._outgoing.next()) is not None:
+                    await self._send(ws, frame)
                 await self._work.wait()
         except (OSError, aiohttp.ClientError):
-            # The reader sees the closing and ends the connection for both.
-            await ws.close()
+            return
 
-    async def _read(self, ws: aiohttp.ClientWebSocketResponse[bool]) -> None:
-        async for message in ws:
+    async def _send(self, ws: aiohttp.ClientWebSocketResponse[bool], frame: bytes) -> None:
+        async with asyncio.timeout(SEND_S):
+            await ws.send_bytes(frame)
+
+    async def _read(self, ws: aiohttp.ClientWebSocketResponse[bool]) -> str:
+        """Why it ended: the connection was lost, or the replica said goodbye."""
+        while True:
+            message = await ws.receive()
+            self.excuse()
+            if message.type is aiohttp.WSMsgType.CLOSE:
+                return "closed"
+            if message.type in _LOST or isinstance(message.data, OSError | aiohttp.ClientError):
+                return LOST
             if message.type is not aiohttp.WSMsgType.BINARY:
-                raise WireError("a text frame on the link")
-            frame = decode_replica_frame(message.data)
+                raise WireError("no binary frame on the link")
+            await self._heed(decode_replica_frame(message.data))
+
+    async def _heed(self, frame: ReplicaFrame) -> None:
+        """Take a frame in, and count it for the session that it came on."""
+        if isinstance(frame, Ack):
+            self._outgoing.acknowledge(frame.received)
+            return
+        incoming = self._incoming
+        try:
             if isinstance(frame, StepFrame):
                 await self._spread(frame.deltas)
+            elif isinstance(frame, CacheCleared):
+                self._cleared(frame)
             else:
-                self._receive(frame)
+                raise WireError("a second welcome on the link")
+        finally:
+            if incoming.note() and self._resumes:
+                self._ack_due = True
+                self._work.set()
 
     async def _spread(self, deltas: Sequence[CoreDelta]) -> None:
         """To their sinks, in order. Each costs a write to a client's socket: the loop gets its turn
-        after every few, and what was written is sent then."""
-        for at in range(0, len(deltas), TURN_DELTAS):
-            for delta in deltas[at : at + TURN_DELTAS]:
-                sink = self._sinks.get((delta.request_id, delta.attempt))
-                if sink is None or not sink.put(delta):
-                    self.counts["late_deltas"] += 1
-            await asyncio.sleep(0)
+        after every few, and what was written is sent then. Whoever ends the reading meanwhile, the
+        frame is taken in whole."""
+        rest = iter(deltas)
+        try:
+            while turn := tuple(itertools.islice(rest, TURN_DELTAS)):
+                self._put(turn)
+                await asyncio.sleep(0)
+        finally:
+            self._put(rest)
 
-    def _receive(self, frame: msgspec.Struct) -> None:
-        if isinstance(frame, CacheCleared):
-            answer = self._commands.get(frame.command_id)
-            if answer is not None and not answer.done():
-                answer.set_result(frame.blocks)
-        else:
-            raise WireError("a second welcome on the link")
+    def _put(self, deltas: Iterable[CoreDelta]) -> None:
+        for delta in deltas:
+            sink = self._sinks.get((delta.request_id, delta.attempt))
+            if sink is None or not sink.put(delta):
+                self.counts["late_deltas"] += 1
+
+    def _cleared(self, frame: CacheCleared) -> None:
+        answer = self._commands.get(frame.command_id)
+        if answer is not None and not answer.done():
+            answer.set_result(frame.blocks)
+
+    def _be_patient_no_more(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _down(self, state: str) -> None:
-        """Everything on this connection ends here, once."""
+        """The session ends here, once, and everything on it."""
+        self._be_patient_no_more()
         was_up, self.state = self.up, state
         if was_up:
             self._on_state(self.target.replica, self.target.boot, False)
-        self._outbox.clear()
-        self._outbox_bytes = 0
+        self._outgoing, self._incoming = Outgoing(MAX_OUTBOX_BYTES), Incoming()
+        self._ack_due = False
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink.fail(transport_failure("the connection to the replica was lost"))

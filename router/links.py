@@ -13,12 +13,15 @@ import aiohttp
 
 from router.address import AllowList
 from router.errors import LinkRefusedError
-from router.link import HANDSHAKE_S, LinkStateListener, LinkTarget, ReplicaLink, RouterIdentity
+from router.introduction import LinkTarget, RouterIdentity
+from router.link import HANDSHAKE_S, LinkStateListener, ReplicaLink
 
 log = logging.getLogger(__name__)
 
 RECONCILE_S = 0.1
 MAX_LINKS = 1_024
+OWN_PAUSE_S = 1.0
+"""Between two looks at the links; more than that, and it was this router that stood still."""
 
 
 async def _forbid_redirect(
@@ -50,14 +53,19 @@ class Links:
         identity: RouterIdentity,
         on_state: LinkStateListener,
         tls: ssl.SSLContext | None = None,
+        on_stall: LinkStateListener = lambda replica, boot, stalled: None,
     ) -> None:
-        """`tls`: what the router shows replicas, and what it asks of them."""
+        """`on_stall` is told when a replica falls silent, and when it is heard again. `tls`: what
+        the router shows replicas, and what it asks of them."""
         self.refused: Counter[str] = Counter()
         self._targets = targets
         self._allow = allow
         self._identity = identity
         self._on_state = on_state
         self._tls = tls
+        self._on_stall = on_stall
+        self._stalled: set[LinkTarget] = set()
+        self._watched_s = 0.0
         self._changed = asyncio.Event()
         self._links: dict[str, ReplicaLink] = {}
         self._leaving: dict[LinkTarget, ReplicaLink] = {}
@@ -127,6 +135,7 @@ class Links:
         while True:
             try:
                 await self._reconcile()
+                self._watch()
             except Exception:
                 log.exception("following the fleet failed; trying again")
             await asyncio.sleep(RECONCILE_S)
@@ -141,7 +150,33 @@ class Links:
             if target.replica not in self._links and self._admit(target):
                 self._links[target.replica] = self._link_to(target)
         self._rejected &= set(wanted.values())
+        self._stalled &= {*wanted.values(), *self._leaving}
         await self._close_idle()
+
+    def _watch(self) -> None:
+        """Who has fallen silent is given up, unless nobody else is there to serve. A router that
+        was busy itself has nothing to say about others."""
+        now_s = asyncio.get_running_loop().time()
+        paused = now_s - self._watched_s > OWN_PAUSE_S
+        self._watched_s = now_s
+        for link in (*self._links.values(), *self._leaving.values()):
+            if paused:
+                link.excuse()
+            link.beat()
+            self._heed_silence(link)
+
+    def _heed_silence(self, link: ReplicaLink) -> None:
+        target = link.target
+        if link.stalled:
+            if target not in self._stalled:
+                self._stalled.add(target)
+                self._on_stall(target.replica, target.boot, True)
+            if any(other.up and not other.stalled for other in self._links.values()):
+                log.warning("replica %s is silent: what it serves moves", target.replica)
+                link.abandon("stalled")
+        elif link.up and target in self._stalled:
+            self._stalled.discard(target)
+            self._on_stall(target.replica, target.boot, False)
 
     def _link_to(self, target: LinkTarget) -> ReplicaLink:
         returning = self._leaving.pop(target, None)

@@ -1,4 +1,8 @@
-"""The door for routers: `GET /link` becomes a WebSocket that must introduce itself at once."""
+"""The door for routers: `GET /link` becomes a WebSocket that must introduce itself at once.
+
+A router whose connection broke may come back for its session. Whoever begins another one under the
+same boot, or does not come back in time, has given up all that the old one served.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,10 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from events.errors import WireError
 from events.output import LinkWelcome
 from events.request import LINK_VERSION, MAX_LINK_FRAME_BYTES, LinkHello
+from events.session import RESUME_S
 from events.wire import decode_router_frame, encode
-from replica.front.session import CLOSE_S, Front, LinkSession
+from replica.front.connection import CLOSE_S, Connection, Ending
+from replica.front.session import Front, LinkSession
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +42,30 @@ class LinkRefusedError(Exception):
     """The handshake failed; the text is one of ours."""
 
 
+class _Guest:
+    """A session, the connection that serves it now, and until when it is kept without one."""
+
+    def __init__(self, session: LinkSession) -> None:
+        self.session = session
+        self.connection: Connection | None = None
+        self.leaving: asyncio.TimerHandle | None = None
+
+
 class LinkServer:
-    """Accepts links and keeps those that are open."""
+    """Accepts links and keeps the sessions that are open, or may be resumed."""
 
     def __init__(self, front: Front, settings: LinkSettings) -> None:
         self._front = front
         self._settings = settings
         self._doors = 0
-        self._sessions: set[LinkSession] = set()
+        self._guests: set[_Guest] = set()
+        self._by_boot: dict[str, _Guest] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return sum(guest.connection is not None for guest in self._guests)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """The handler of `/link`; returns when the link has ended."""
+        """The handler of `/link`; returns when the connection has ended."""
         if self._doors >= MAX_LINKS:
             self._front.counters.refuse_link("too_many")
             return web.Response(status=503, headers={"Retry-After": "1"})
@@ -60,8 +76,11 @@ class LinkServer:
             self._doors -= 1
 
     async def close(self) -> None:
-        """End every open link."""
-        await asyncio.gather(*(session.close() for session in self._sessions))
+        """End every session."""
+        open_ones = [guest.connection for guest in self._guests if guest.connection is not None]
+        await asyncio.gather(*(connection.close() for connection in open_ones))
+        for guest in list(self._guests):
+            self._end(guest)
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(
@@ -72,9 +91,8 @@ class LinkServer:
         )
         await socket.prepare(request)
         try:
-            await self._introduction(socket)
-            await socket.send_bytes(encode(self._welcome()))
-            await self._serve(socket)
+            hello = await self._introduction(socket)
+            await self._serve(hello, socket, request)
         except LinkRefusedError as error:
             self._front.counters.refuse_link(str(error))
         except ConnectionError:
@@ -82,13 +100,18 @@ class LinkServer:
         await self._shut(socket, request)
         return socket
 
-    def _welcome(self) -> LinkWelcome:
+    def _welcome(self, session: LinkSession, resumed: bool) -> LinkWelcome:
         settings = self._settings
         return LinkWelcome(
-            version=LINK_VERSION, replica=settings.replica, boot=settings.boot, continues=True
+            version=LINK_VERSION,
+            replica=settings.replica,
+            boot=settings.boot,
+            continues=True,
+            resumes=bool(session.name),
+            received=session.incoming.received if resumed else None,
         )
 
-    async def _introduction(self, socket: web.WebSocketResponse) -> None:
+    async def _introduction(self, socket: web.WebSocketResponse) -> LinkHello:
         """Wait for a good LinkHello. Raises LinkRefusedError."""
         try:
             message = await socket.receive(timeout=self._settings.handshake_s)
@@ -106,14 +129,60 @@ class LinkServer:
             raise LinkRefusedError("secret")
         if hello.version != LINK_VERSION:
             raise LinkRefusedError("version")
+        return hello
 
-    async def _serve(self, socket: web.WebSocketResponse) -> None:
-        session = LinkSession(socket, self._front, self._settings.stall_s)
-        self._sessions.add(session)
+    async def _serve(
+        self, hello: LinkHello, socket: web.WebSocketResponse, request: web.Request
+    ) -> None:
+        guest, resumed = await self._guest(hello)
+        connection = guest.connection = Connection(socket, request, self._settings.stall_s)
+        ending = Ending.BROKEN
         try:
-            await session.run()
+            await socket.send_bytes(encode(self._welcome(guest.session, resumed)))
+            ending = await connection.run(guest.session)
         finally:
-            self._sessions.discard(session)
+            guest.connection = None
+            if ending is Ending.BROKEN and hello.session and guest in self._guests:
+                loop = asyncio.get_running_loop()
+                guest.leaving = loop.call_later(RESUME_S, self._end, guest)
+            else:
+                self._end(guest)
+
+    async def _guest(self, hello: LinkHello) -> tuple[_Guest, bool]:
+        """The session that the hello asks for, and whether it goes on; an older one of the same
+        router boot ends here."""
+        old = self._by_boot.get(hello.router_boot) if hello.session else None
+        if old is not None:
+            while old.connection is not None:
+                await old.connection.cut()
+            if self._resume(old, hello):
+                return old, True
+            self._end(old)
+        guest = _Guest(LinkSession(hello.session, self._front))
+        self._guests.add(guest)
+        if hello.session:
+            self._by_boot[hello.router_boot] = guest
+        return guest, False
+
+    def _resume(self, guest: _Guest, hello: LinkHello) -> bool:
+        if guest not in self._guests or hello.received is None:
+            return False
+        if guest.session.name != hello.session or not guest.session.outgoing.rewind(hello.received):
+            return False
+        if guest.leaving is not None:
+            guest.leaving.cancel()
+            guest.leaving = None
+        return True
+
+    def _end(self, guest: _Guest) -> None:
+        """Idempotent."""
+        if guest not in self._guests:
+            return
+        self._guests.remove(guest)
+        self._by_boot = {boot: other for boot, other in self._by_boot.items() if other is not guest}
+        if guest.leaving is not None:
+            guest.leaving.cancel()
+        guest.session.end()
 
     async def _shut(self, socket: web.WebSocketResponse, request: web.Request) -> None:
         """Say goodbye; a peer that doesn't take it is cut off."""

@@ -1,22 +1,21 @@
-"""One router's link while it lasts: its frames in, one frame of deltas per engine step out.
+"""One router's session: its frames in, one frame of deltas per engine step out.
 
-Deltas wait in the mailboxes of their attempts, not here: the writer takes them when the socket has
-room, so a slow link turns into full mailboxes, and those into held requests.
+It outlives its connections, one at a time, for as long as the router comes back in time. Deltas
+wait in the mailboxes of their attempts, not here: a connection takes them when its socket has room,
+so a slow or broken one turns into full mailboxes, and those into held requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from dataclasses import dataclass
 
-from aiohttp import WSCloseCode, WSMsgType, web
-
 from events.errors import WireError
 from events.output import FINISH_ABORT, CacheCleared, CoreDelta, ReplicaFrame, StepFrame
 from events.request import Abort, ClearCache, CoreRequest, Hold, LinkHello, Resume, RouterFrame
+from events.session import Ack, Incoming, Outgoing
 from events.wire import decode_router_frame, encode
 from replica.engine.messages import Engine
 from replica.front.attempts import Attempt, AttemptKey, Attempts, HoldReason
@@ -28,11 +27,13 @@ log = logging.getLogger(__name__)
 FRAME_BYTES = 1024 * 1024
 """A frame takes deltas until it holds about this much."""
 
+KEPT_BYTES = 16 * 1024 * 1024
+"""Sent frames that are kept until the router has acknowledged them."""
+
 MAX_ANSWERS = 256
 """Refusals and other answers that may wait; beyond it the link's frames are not read."""
 
 MAX_CLEARING = 4
-CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,69 +47,64 @@ class Front:
 
 
 class LinkSession:
-    """The outlet of its attempts; ends all of them when it ends.
+    """The outlet of its attempts; `end` aborts all of them."""
 
-    `stall_s`: a send that takes longer than this ends the link.
-    """
-
-    def __init__(self, socket: web.WebSocketResponse, front: Front, stall_s: float) -> None:
-        self._socket = socket
+    def __init__(self, name: str, front: Front) -> None:
+        self.name = name
+        self.work = asyncio.Event()
+        self.outgoing = Outgoing(KEPT_BYTES)
+        self.incoming = Incoming()
+        self.ack_due = False
         self._front = front
-        self._stall_s = stall_s
         self._answers: deque[ReplicaFrame] = deque()
         self._ready: dict[Attempt, None] = {}
-        self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._clearing: set[asyncio.Task[None]] = set()
 
     def wake(self, attempt: Attempt) -> None:
         """Deltas lie in the attempt's mailbox."""
         self._ready[attempt] = None
-        self._work.set()
+        self.work.set()
 
-    async def run(self) -> None:
-        """Serve until the socket closes, a frame is malformed, or the router stops reading."""
-        reader = asyncio.create_task(self._read())
-        writer = asyncio.create_task(self._write())
-        try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            lost = self._front.attempts.drop_outlet(self)
-            if lost:
-                log.warning("a link ended with %d live requests", lost)
-            tasks = (reader, writer, *self._clearing)
-            for task in tasks:
-                task.cancel()
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(result, Exception):
-                    log.error("a link failed: %s", type(result).__name__)
-
-    async def close(self) -> None:
-        """End the link from this side; one that doesn't take the goodbye is left to the server."""
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._socket.close(code=WSCloseCode.GOING_AWAY)
-
-    async def _read(self) -> None:
-        async for message in self._socket:
-            if not self._accept(message.type, message.data):
-                self._front.counters.malformed_frames += 1
-                return
-            while len(self._answers) >= MAX_ANSWERS:
-                self._room.clear()
-                await self._room.wait()
-
-    def _accept(self, kind: WSMsgType, data: object) -> bool:
-        """Heed one message; False when the link can't be trusted any further."""
-        if kind is not WSMsgType.BINARY or not isinstance(data, bytes):
-            return False
+    def accept(self, data: bytes) -> bool:
+        """Heed one frame; False when the link can't be trusted any further."""
         try:
             return self._heed(decode_router_frame(data))
         except WireError:
             return False
 
+    @property
+    def counters(self) -> FrontCounters:
+        """The front's."""
+        return self._front.counters
+
+    async def readable(self) -> None:
+        """Until there is room for the answer to one more frame."""
+        while len(self._answers) >= MAX_ANSWERS:
+            self._room.clear()
+            await self._room.wait()
+
+    def next_frame(self) -> bytes | None:
+        """The frame to send now, if there is one; kept until it is acknowledged."""
+        frame = self.outgoing.next()
+        if frame is None and (fresh := self._fresh_frame()) is not None:
+            self.outgoing.add(encode(fresh))
+            frame = self.outgoing.next()
+        return frame
+
+    def end(self) -> None:
+        """Nobody comes back for it."""
+        lost = self._front.attempts.drop_outlet(self)
+        if lost:
+            log.warning("a link ended with %d live requests", lost)
+        for task in self._clearing:
+            task.cancel()
+
     def _heed(self, frame: RouterFrame) -> bool:
         match frame:
+            case Ack():
+                self.outgoing.acknowledge(frame.received)
+                return True
             case CoreRequest():
                 refusal = self._front.intake.submit(self, frame)
                 if refusal:
@@ -116,10 +112,17 @@ class LinkSession:
             case Abort() | Hold() | Resume():
                 self._steer(frame)
             case ClearCache():
-                return self._clear(frame)
+                if not self._clear(frame):
+                    return False
             case LinkHello():
                 return False
+        self._count()
         return True
+
+    def _count(self) -> None:
+        if self.incoming.note():
+            self.ack_due = True
+            self.work.set()
 
     def _steer(self, frame: Abort | Hold | Resume) -> None:
         attempts = self._front.attempts
@@ -154,20 +157,9 @@ class LinkSession:
 
     def _answer(self, frame: ReplicaFrame) -> None:
         self._answers.append(frame)
-        self._work.set()
+        self.work.set()
 
-    async def _write(self) -> None:
-        try:
-            while True:
-                self._work.clear()
-                while (frame := self._next_frame()) is not None:
-                    async with asyncio.timeout(self._stall_s):
-                        await self._socket.send_bytes(encode(frame))
-                await self._work.wait()
-        except (TimeoutError, ConnectionError):
-            return
-
-    def _next_frame(self) -> ReplicaFrame | None:
+    def _fresh_frame(self) -> ReplicaFrame | None:
         if self._answers:
             self._room.set()
             return self._answers.popleft()

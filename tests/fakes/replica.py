@@ -360,7 +360,7 @@ class FakeReplica:
             self.calls.append(call)
             self._live[frame.request_id, frame.attempt] = call
             self.arrived.set()
-            task = asyncio.create_task(self._run(call))
+            task = asyncio.create_task(self._run(call, self.script))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         elif isinstance(frame, ClearCache):
@@ -372,9 +372,9 @@ class FakeReplica:
                 names = {Abort: "aborted", Hold: "held", Resume: "resumed"}
                 getattr(call, names[type(frame)]).set()
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: Call, script: Script) -> None:
         try:
-            await self.script(call)
+            await script(call)
         except ConnectionError:
             pass
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.address import AllowList
 from router.dispatch import Dispatcher
 from router.failover import RetryBudget, Run
-from router.link import LinkTarget, RouterIdentity
+from router.introduction import LinkTarget, RouterIdentity
 from router.links import Links
 from router.sink import SinkLimits
 from tests.fakes.replica import FakeReplica

@@ -14,7 +14,7 @@ from events.wire import encode
 from router.address import AllowList
 from router.errors import LinkRefusedError
 from router.failover import RetryBudget
-from router.link import LinkTarget
+from router.introduction import LinkTarget
 from tests.fakes.replica import FakeReplica, die_in_stream, echo, refuse, silent
 from tests.router.gateway.kit import until
 from tests.router.gateway.rig import Rig, collect

@@ -18,7 +18,7 @@ from configs.schema import TlsConfig
 from events.secrets import link_secret
 from events.tls import check_mutual, client_context, server_context
 from router.address import AllowList
-from router.link import LinkTarget, RouterIdentity
+from router.introduction import LinkTarget, RouterIdentity
 from router.links import Links
 from tests.fakes.papers import make_papers
 from tests.router.gateway.house import CHAT, SECRET

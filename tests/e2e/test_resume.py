@@ -1,0 +1,156 @@
+"""Both ends of a link over connections that break: nothing lost, nothing doubled, never both."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from events.errors import UserError
+from events.request import SamplingParams
+from router.address import AllowList
+from router.dispatch import Dispatcher
+from router.failover import RetryBudget, Run
+from router.introduction import LinkTarget, RouterIdentity
+from router.links import Links
+from router.sink import SinkLimits
+from tests.e2e.proxy import LossyProxy
+from tests.replica.front.rig import SECRET, Rig, rig
+from tests.router.gateway.kit import Deaf, PlainChooser, job, until
+
+TOKENS = 60
+LETTERS = bytes(itertools.islice(itertools.cycle(b"abcdefghijklmnopqrstuvwxyz"), TOKENS))
+
+
+class Bed:
+    """One front over a scripted engine, a lossy proxy, and a router's links through it."""
+
+    def __init__(self, front: Rig, proxy: LossyProxy) -> None:
+        self.front = front
+        self.proxy = proxy
+        self.chooser = PlainChooser()
+        self.listener = Deaf()
+        target = LinkTarget("replica-0", 5, f"ws://127.0.0.1:{proxy.port}/link")
+        identity = RouterIdentity("router-0", "boot-1", SECRET)
+        self.links = Links(lambda: [target], AllowList(), identity, self.chooser.link_state)
+        self.dispatcher = Dispatcher(
+            self.chooser, self.links, "boot-1", SinkLimits(1_000_000, 5.0), self.listener
+        )
+
+    @property
+    def link(self):
+        return self.links.get("replica-0")
+
+    async def ask(self) -> str:
+        """A whole answer's text."""
+        sampling = SamplingParams(max_tokens=80, seed=1)
+        text = ""
+        with Run(job(model="m", sampling=sampling), self.dispatcher, RetryBudget(), 0) as run:
+            while not run.done:
+                text += "".join(delta.text for delta in await run.next(1.0))
+        return text
+
+    async def drive(self) -> None:
+        """The engine: a letter for every open child, every few ms."""
+        said: dict[int, int] = {}
+        engine = self.front.engine
+        while True:
+            await asyncio.sleep(0.002)
+            for child in sorted(engine.open):
+                count = said[child] = said.get(child, 0) + 1
+                finish = "length" if count == TOKENS else None
+                engine.step({child: LETTERS[count - 1 : count]}, finish=finish)
+
+
+@asynccontextmanager
+async def bed(cut_bytes: tuple[int, int] | None, seed: int = 0) -> AsyncIterator[Bed]:
+    async with AsyncExitStack() as stack:
+        front = await stack.enter_async_context(rig())
+        port = int(front.url.rsplit(":", 1)[1])
+        proxy = await stack.enter_async_context(LossyProxy(port, cut_bytes, seed))
+        it = Bed(front, proxy)
+        await it.links.start()
+        stack.push_async_callback(it.links.close)
+        assert await it.links.wait_up(5.0)
+        driver = asyncio.create_task(it.drive())
+        stack.callback(driver.cancel)
+        yield it
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_R17_connections_break_under_many_streams_and_nothing_is_lost_or_doubled(
+    seed: int,
+) -> None:
+    async with bed((1_500, 15_000), seed) as it:
+        asking = [asyncio.create_task(it.ask()) for _ in range(30)]
+        await it.front.submitted(30)
+        leaving, staying = asking[:6], asking[6:]
+        await until(lambda: it.proxy.cuts > 2)
+        for task in leaving:
+            task.cancel()
+        assert await asyncio.gather(*staying) == [LETTERS.decode()] * len(staying)
+        assert it.proxy.cuts > 5
+        assert len(it.front.engine.requests) == 30, "no attempt was sent twice"
+        assert it.chooser.statuses.count("ok") == len(staying)
+        await until(lambda: not it.front.engine.open and it.front.empty())
+        assert it.links.in_flight == 0
+    assert it.listener.continuations == 0
+
+
+async def test_R17_who_comes_back_too_late_has_lost_the_session(monkeypatch) -> None:
+    monkeypatch.setattr("router.link.RESUME_S", 0.2)
+    monkeypatch.setattr("replica.front.link.RESUME_S", 0.4)
+    async with bed(None) as it:
+        asking = asyncio.create_task(it.ask())
+        await it.front.submitted(1)
+        it.proxy.cut_bytes = (0, 0)
+        it.proxy.cut()
+        with pytest.raises(UserError) as caught:
+            await asking
+        assert caught.value.error.code == "replica_unreachable"
+        await until(it.front.empty)
+        it.proxy.cut_bytes = None
+        assert await it.links.wait_up(5.0)
+        assert await it.ask() == LETTERS.decode()
+
+
+async def test_R17_what_the_router_gave_up_is_aborted_when_it_comes_back(monkeypatch) -> None:
+    """Before the replica's own patience is over: a new session fences the old one."""
+    monkeypatch.setattr("router.link.RESUME_S", 0.1)
+    monkeypatch.setattr("replica.front.link.RESUME_S", 60.0)
+    async with bed(None) as it:
+        asking = asyncio.create_task(it.ask())
+        await it.front.submitted(1)
+        it.proxy.cut_bytes = (0, 0)
+        it.proxy.cut()
+        with pytest.raises(UserError):
+            await asking
+        assert len(it.front.front.attempts) == 1
+        it.proxy.cut_bytes = None
+        await until(it.front.empty)
+        assert await it.links.wait_up(5.0)
+        assert await it.ask() == LETTERS.decode()
+
+
+async def test_R17_a_replica_that_forgot_the_session_costs_its_streams_and_no_more() -> None:
+    async with bed(None) as it:
+        asking = asyncio.create_task(it.ask())
+        await it.front.submitted(1)
+        it.link._session_id = "nobody-knows"
+        it.proxy.cut()
+        with pytest.raises(UserError):
+            await asking
+        await until(it.front.empty)
+        assert await it.links.wait_up(5.0)
+        assert await it.ask() == LETTERS.decode()
+
+
+async def test_idle_links_acknowledge_what_came() -> None:
+    async with bed(None) as it:
+        await it.ask()
+        await until(lambda: not it.link._outgoing._sent)
+        (guest,) = it.front.app._links._guests
+        await until(lambda: not guest.session.outgoing._sent)
