@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import tomli_w
 
 from configs.schema import ClusterConfig, ReplicaConfig
 
@@ -67,3 +68,15 @@ def replica_of(config: ClusterConfig, replica_id: str) -> ReplicaConfig:
         if replica.id == replica_id:
             return replica
     raise ConfigError(f"no replica '{replica_id}' in the cluster file")
+
+
+def to_toml(config: ClusterConfig) -> str:
+    """The cluster file of `config`. TOML has no null: what is not set is left out."""
+    tree: dict[str, Any] = _less_nulls(msgspec.to_builtins(config))
+    return tomli_w.dumps(tree)
+
+
+def _less_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _less_nulls(each) for key, each in value.items() if each is not None}
+    return [_less_nulls(each) for each in value] if isinstance(value, (list, tuple)) else value

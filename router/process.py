@@ -56,14 +56,7 @@ def _raise_file_limit(connections: int) -> None:
 
 def settle_memory() -> None:
     """What is there now stays: the collector need not walk through it again and again, which would
-    hold up a choice now and then."""
-    gc.collect()
-    gc.freeze()
-
-
-def _settle_memory() -> None:
-    """What is there now stays for good: the collector need not look through it again and again.
-    Garbage in cycles is rare, so it may come less often too."""
+    hold up a choice now and then. Garbage in cycles is rare, so it may come less often too."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE_OBJECTS, 20, 20)
@@ -89,7 +82,6 @@ async def _serve(config: ClusterConfig) -> None:
         await gateway.start()
         await gateway.meet_replicas(MEET_S)
         settle_memory()
-        _settle_memory()
         print(f"READY {gateway.url}", flush=True)
         await stop.wait()
         await gateway.drain()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_cluster
+from configs.load import load_cluster, to_toml
+from configs.schema import ClusterConfig, ModelConfig
 from tools.errors import CommandError
 from tools.up.cluster import UpOptions, check_port_free, cluster_config
 from tools.up.state import lock, open_state, read_keys, sha256_hex, write_cluster
@@ -91,3 +92,10 @@ def test_a_state_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> 
 def test_a_port_of_nobody_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="--port"):
         check_port_free("203.0.113.1", 9)
+
+
+def test_a_cluster_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    config = ClusterConfig(secret="5a" * 32, model=ModelConfig(path="m.gguf"))
+    file = tmp_path / "cluster.toml"
+    file.write_text(to_toml(config))
+    assert load_cluster(file, environ={}) == config

@@ -12,11 +12,10 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import tomli_w
 
+from configs.load import to_toml
 from configs.schema import ClusterConfig
 from tools.errors import CommandError
 
@@ -133,5 +132,4 @@ def lock(state: ClusterState) -> int:
 
 def write_cluster(state: ClusterState, config: ClusterConfig) -> None:
     """The cluster file that all children read."""
-    tree: dict[str, Any] = msgspec.to_builtins(config)
-    _write_private(state.cluster_file, tomli_w.dumps(tree).encode())
+    _write_private(state.cluster_file, to_toml(config).encode())

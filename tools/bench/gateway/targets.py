@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
-import tomli_w
-
+from configs.load import to_toml
 from configs.schema import BusConfig, ClusterConfig, ModelConfig, ReplicaConfig, RouterConfig
 from events.server import find_binary
 from tools.bench.gateway.child import Child, python, until
@@ -87,7 +85,7 @@ def _cluster(setting: Setting, port: int, bus_port: int) -> Path:
         ),
     )
     file = setting.folder / "cluster.toml"
-    file.write_text(tomli_w.dumps(msgspec.to_builtins(config)))
+    file.write_text(to_toml(config))
     return file
 
 
