@@ -29,11 +29,16 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where NATS is. Credentials are per role: `user` publishes under its own subjects only."""
+    """Where NATS is. Credentials are per role: `user` publishes under its own subjects only.
+
+    `tls_ca`: path of the authority (PEM) that signed the server's certificate. With it nothing is
+    said without TLS; the server needs `handshake_first` in its `tls` section.
+    """
 
     url: str = "nats://127.0.0.1:4222"
     user: str = ""
     password: str = ""
+    tls_ca: str = ""
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

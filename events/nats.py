@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,12 @@ from nats.aio.subscription import Subscription as ClientSubscription
 from nats.errors import Error as ClientError
 from nats.errors import SlowConsumerError
 
+from configs.schema import BusConfig
 from events.bus import GapListener, Handler, Responder
 from events.envelope import MAX_BUS_MESSAGE_BYTES
 from events.errors import BusError, WireError
 from events.kv import NatsStore
+from events.tls import authority_context
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +91,11 @@ class NatsSubscription:
 class NatsBus:
     """One connection; made by `connect`. It comes back for ever, until closed."""
 
-    def __init__(self, url: str, user: str, password: str, name: str) -> None:
+    def __init__(
+        self, url: str, user: str, password: str, name: str, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.stats = BusStats()
+        self._tls = tls
         self._url, self._user, self._password, self._name = url, user, password, name
         self._client = Client()
         self._subscriptions: list[NatsSubscription] = []
@@ -205,6 +211,9 @@ class NatsBus:
             reconnect_to_server_handler=_next_attempt,
             ping_interval=PING_INTERVAL_S,
             pending_size=2 * MAX_PENDING_OUT_BYTES,
+            tls=self._tls,
+            # The server's greeting would say whether it wants TLS, and anybody could say no.
+            tls_handshake_first=self._tls is not None,
             error_cb=self._on_error,
             reconnected_cb=self._on_reconnected,
             closed_cb=self._on_closed,
@@ -254,6 +263,8 @@ class NatsBus:
         elif "permissions violation" in str(error).lower():
             self.stats.refused += 1
             log.warning("the bus refused a subject to %s", self._user or self._name)
+        elif isinstance(error, ssl.SSLError) and self._refusal and not self._refusal.done():
+            self._refusal.set_result(f"no TLS that can be trusted: {_why(error)}")
         elif "authorization" in str(error).lower() and self._refusal and not self._refusal.done():
             self._refusal.set_result("it refuses the credentials")
 
@@ -298,6 +309,11 @@ class NatsBus:
                 log.exception("a listener failed on word of a gap")
 
 
+def _why(error: ssl.SSLError) -> str:
+    """What OpenSSL says of a certificate, or of bytes that are no TLS."""
+    return str(getattr(error, "verify_message", "") or error.reason or type(error).__name__)
+
+
 def inbox_prefix(user: str) -> str:
     """Where replies to this user go: permissions keep everybody else from reading there."""
     return f"_INBOX.{user}" if user else "_INBOX"
@@ -310,9 +326,21 @@ def _next_attempt(servers: list[Server], _info: dict[str, object]) -> tuple[Serv
 
 
 async def connect(
-    url: str, user: str = "", password: str = "", name: str = "", timeout_s: float = 10.0
+    url: str,
+    user: str = "",
+    password: str = "",
+    name: str = "",
+    timeout_s: float = 10.0,
+    tls: ssl.SSLContext | None = None,
 ) -> NatsBus:
-    """A connected bus. Raises BusError when refused, or not reachable within `timeout_s`."""
-    bus = NatsBus(url, user, password, name)
+    """A connected bus; with `tls` nothing is said without it. Raises BusError when refused, or not
+    reachable within `timeout_s`."""
+    bus = NatsBus(url, user, password, name, tls)
     await bus.open(timeout_s)
     return bus
+
+
+async def join(config: BusConfig, name: str) -> NatsBus:
+    """The bus of a cluster file. Raises BusError and ConfigError."""
+    tls = authority_context(config.tls_ca) if config.tls_ca else None
+    return await connect(config.url, config.user, config.password, name, tls=tls)

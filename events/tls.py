@@ -22,6 +22,21 @@ def _with_certificate(context: ssl.SSLContext, tls: TlsConfig) -> ssl.SSLContext
     return context
 
 
+def authority_context(ca: str) -> ssl.SSLContext:
+    """For whoever dials and shows no certificate: trusts `ca` alone, checks the host's name.
+
+    Raises ConfigError.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(ca)
+    except (OSError, ssl.SSLError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise ConfigError(f"the TLS authority '{ca}' can't be used: {reason}") from error
+    return context
+
+
 def check_mutual(tls: TlsConfig | None) -> None:
     """Raises ConfigError for a link that would take any certificate."""
     if tls is not None and not tls.ca:

@@ -29,7 +29,7 @@ from configs.model.card import ModelCard, load_card
 from configs.schema import ClusterConfig, ReplicaConfig
 from events.errors import WarmrouteError
 from events.load import DigestShape, KVLayout, ReplicaHello
-from events.nats import connect
+from events.nats import join
 from events.parent import follow_parent
 from events.secrets import link_secret, parse_secret
 from events.subjects import check_id
@@ -223,9 +223,8 @@ async def serve(parts: Parts) -> None:
         ending.push_async_callback(asyncio.to_thread, engine.close, CLOSE_S)
 
         cluster, replica_id = parts.cluster.cluster, parts.replica.id
-        bus_config = parts.cluster.bus
-        _say(f"bus      joining {bus_config.url}")
-        bus = await connect(bus_config.url, bus_config.user, bus_config.password, replica_id)
+        _say(f"bus      joining {parts.cluster.bus.url}")
+        bus = await join(parts.cluster.bus, replica_id)
         ending.push_async_callback(bus.close)
         boot = await claim_boot(bus, cluster, replica_id, parts.state_folder)
 

@@ -23,7 +23,7 @@ from configs.load import load_cluster
 from configs.model.card import load_card
 from configs.schema import ClusterConfig
 from events.errors import WarmrouteError
-from events.nats import connect
+from events.nats import join
 from events.parent import follow_parent
 from events.secrets import parse_secret
 from events.subjects import check_id
@@ -75,8 +75,7 @@ async def _serve(config: ClusterConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     card = await asyncio.to_thread(load_card, Path(config.model.path))
-    name = config.router.id
-    bus = await connect(config.bus.url, config.bus.user, config.bus.password, name)
+    bus = await join(config.bus, config.router.id)
     gateway = Gateway(config, card, bus)
     try:
         await gateway.start()
