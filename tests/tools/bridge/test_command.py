@@ -7,10 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
-import tomli_w
 
+from configs.load import to_toml
 from configs.schema import BackendConfig, BusConfig, ClusterConfig, ModelConfig
 from events.server import EmbeddedNats
 from tests.fakes.kv_publisher import KvPublisher
@@ -24,7 +23,7 @@ def cluster_file(folder: Path, model: Path, bus: BusConfig, *backends: BackendCo
         secret=SECRET, model=ModelConfig(path=str(model), name="tiny"), bus=bus, backends=backends
     )
     path = folder / "cluster.toml"
-    path.write_text(tomli_w.dumps(msgspec.to_builtins(config)))
+    path.write_text(to_toml(config))
     return path
 
 
