@@ -154,6 +154,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keepalive_s: float = 15.0
     retries: int = 2
     decisions_kept: int = 1_024
+    replicate: bool = True
+    replicate_share: float = 0.05
     drain_s: float = 20.0
 
 

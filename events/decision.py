@@ -43,6 +43,9 @@ class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     Of the prompt, `matched_tokens` are in the replica's digest. `predicted_cached_tokens` count
     promises in and leave out a last token and a match that is too short; `usable_tokens` are
     these, less what trust and the digest's age take away: what the choice reckoned with.
+
+    `shared_blocks`: the most leading blocks of the prompt that any candidate holds. `forced_off`:
+    the candidate that holds more than the chosen one, and lost for what waits there; "" for nobody.
     """
 
     decision_id: str
@@ -63,6 +66,8 @@ class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     queued_tokens: int = 0
     matched_tokens: int = 0
     usable_tokens: int = 0
+    shared_blocks: int = 0
+    forced_off: str = ""
 
 
 class RouteOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ def roll_call_subject(cluster: str) -> str:
 
 
 def router_subject(cluster: str, router: str, kind: str) -> str:
-    """kind: decisions, outcomes, alarm, peers. `router` may be "*" for a subscriber."""
+    """kind: decisions, outcomes, alarm, peers, scale. `router` may be "*" for a subscriber."""
     return f"{PREFIX}.{cluster}.router.{router}.{kind}"
 
 

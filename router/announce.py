@@ -1,4 +1,4 @@
-"""Telling the bus what was decided, how it ended, and what is alarming.
+"""Telling the bus what was decided, how it ended, what is alarming, and what is lacking.
 
 Never waits, never holds up a request. Decisions and outcomes leave once a tick, in one message: all
 outcomes, but only the newest decisions, since nobody could read more of them.
@@ -13,6 +13,7 @@ from collections.abc import Sized
 from events.alarm import AlarmNotice
 from events.bus import Bus
 from events.decision import RouteDecision, RouteOutcome
+from events.scale import ScaleSignal
 from events.subjects import router_subject
 from events.wire import encode
 
@@ -21,7 +22,7 @@ DECISIONS_A_TICK = 8
 MAX_OUTCOMES_A_MESSAGE = 1_024
 MAX_WAITING = 4_096
 
-Message = AlarmNotice | tuple[RouteDecision, ...] | tuple[RouteOutcome, ...]
+Message = AlarmNotice | ScaleSignal | tuple[RouteDecision, ...] | tuple[RouteOutcome, ...]
 
 
 class Announcer:
@@ -33,9 +34,10 @@ class Announcer:
         self._decision_subject = router_subject(cluster, router_id, "decisions")
         self._outcome_subject = router_subject(cluster, router_id, "outcomes")
         self._alarm_subject = router_subject(cluster, router_id, "alarm")
+        self._scale_subject = router_subject(cluster, router_id, "scale")
         self._decisions: deque[RouteDecision] = deque(maxlen=DECISIONS_A_TICK)
         self._outcomes: list[RouteOutcome] = []
-        self._alarms: list[AlarmNotice] = []
+        self._notices: list[tuple[str, Message]] = []
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -62,8 +64,15 @@ class Announcer:
 
     def alarm(self, notice: AlarmNotice) -> None:
         """An alarm is on, or over."""
-        if self._room(self._alarms):
-            self._alarms.append(notice)
+        self._note(self._alarm_subject, notice)
+
+    def scale(self, signal: ScaleSignal) -> None:
+        """How far the fleet is from being large enough."""
+        self._note(self._scale_subject, signal)
+
+    def _note(self, subject: str, message: Message) -> None:
+        if self._room(self._notices):
+            self._notices.append((subject, message))
             self._work.set()
 
     def _room(self, waiting: Sized) -> bool:
@@ -82,12 +91,12 @@ class Announcer:
 
     def _taken(self) -> list[tuple[str, Message]]:
         """All that waits, as messages."""
-        found: list[tuple[str, Message]] = [(self._alarm_subject, each) for each in self._alarms]
+        found = list(self._notices)
         if self._decisions:
             found.append((self._decision_subject, tuple(self._decisions)))
         for start in range(0, len(self._outcomes), MAX_OUTCOMES_A_MESSAGE):
             some = tuple(self._outcomes[start : start + MAX_OUTCOMES_A_MESSAGE])
             found.append((self._outcome_subject, some))
-        for waiting in (self._alarms, self._decisions, self._outcomes):
+        for waiting in (self._notices, self._decisions, self._outcomes):
             waiting.clear()
         return found

@@ -18,6 +18,7 @@ from router.alarms import Alarms
 from router.door import Door
 from router.gauges import register_accuracy, register_index
 from router.generate import Generator
+from router.hot import HotRoutes, register_hot
 from router.http import add_ids, error_middleware
 from router.metrics import Metrics, Sample
 from router.openai import faults
@@ -129,6 +130,7 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("tenants", "Tenants with a key", lambda: len(services.tenants))
     _register_alarms(metrics, fleet.alarms)
     _register_shadow(metrics, services.brain.shadow)
+    register_hot(metrics, services)
 
 
 def _register_alarms(metrics: Metrics, alarms: Alarms) -> None:
@@ -181,6 +183,7 @@ def build_app(
             *_Status(services).routes(),
             *Admin(services).routes(),
             *TenantAdmin(services).routes(),
+            *HotRoutes(services).routes(),
             *more_routes,
         ]
     )

@@ -1,4 +1,5 @@
 """The router's alarms on the bus: each change at once, and what is on again every few seconds.
+With each round goes what else is told regularly.
 
 The bus may lose a message and a viewer may come late; the repetition makes up for both. Time-born
 alarms are looked for with every round, so that they come without any traffic too.
@@ -27,9 +28,11 @@ class Beacon:
         tell: Callable[[AlarmNotice], None],
         clock: Clock = time.monotonic,
         period_s: float = PERIOD_S,
+        also: Callable[[], None] | None = None,
     ) -> None:
         self._fleet = fleet
         self._tell = tell
+        self._also = also
         self._clock = clock
         self._period_s = period_s
         self._task: asyncio.Task[None] | None = None
@@ -57,6 +60,8 @@ class Beacon:
         self._fleet.check()
         for alarm in self._fleet.alarms:
             self._changed(alarm, True)
+        if self._also is not None:
+            self._also()
 
     def _changed(self, alarm: Alarm, active: bool) -> None:
         self._tell(

@@ -12,17 +12,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from configs.schema import RouterConfig
 from events.decision import RouteDecision, RouteOutcome
 from router.accuracy import Accuracy
 from router.alarms import Clock
+from router.cost import TERMS
 from router.decisions import DecisionLog
 from router.fleet import Fleet
 from router.marks import marks_of
 from router.optimistic import OptimisticEntries
 from router.peers import Peers
 from router.policies import make_policy
-from router.policies.base import Pick
+from router.policies.base import Candidates, Pick
 from router.reserve import Ledger, Reservation
 from router.route import NoReplica, Outcome, RouteQuery
 from router.score import Field, Scored, Scorer
@@ -39,6 +42,8 @@ FIRST_OUTPUT_GUESS_TOKENS = 128.0
 OUTPUT_LEARNING_RATE = 0.02
 RETRY_S = 2.0
 MAX_RETRY_S = 60.0
+
+_SCORE, _SAVED = map(TERMS.index, ("score", "saved_prefill_ms"))
 
 OnDecision = Callable[[RouteDecision], None]
 OnOutcome = Callable[[RouteOutcome], None]
@@ -120,6 +125,12 @@ class RouterBrain:
         if self._on_decision is not None:
             self._on_decision(decision)
         return decision
+
+    def survey(self, query: RouteQuery) -> Candidates:
+        """What each replica that could take it would cost now; empty where none can."""
+        now_s = self._clock()
+        self._tend(now_s)
+        return self._scorer.survey(query, self._output_tokens, now_s).candidates()
 
     def explain(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """What `decide` would say now; nothing is reserved or remembered."""
@@ -223,6 +234,8 @@ class RouterBrain:
             queued_tokens=pick.candidate.queued_prefill_tokens,
             matched_tokens=scored.digest_blocks * query.block_tokens,
             usable_tokens=scored.usable_tokens,
+            shared_blocks=field.candidates().longest(),
+            forced_off=_forced_off(field.candidates(), pick),
         )
 
     def _reserve(
@@ -284,8 +297,9 @@ class RouterBrain:
             self.fleet.replica_failed(replica, boot)
         elif outcome.status == "ok":
             self.fleet.replica_served(replica, boot)
-            error = outcome.completion_tokens - self._output_tokens
-            self._output_tokens += OUTPUT_LEARNING_RATE * error
+            if entry.query.pin is None:
+                error = outcome.completion_tokens - self._output_tokens
+                self._output_tokens += OUTPUT_LEARNING_RATE * error
         else:
             self.fleet.replica_undecided(replica, boot)
         kept = outcome.status == "ok" or (entry.answered and not outcome.replica_fault)
@@ -303,6 +317,17 @@ class RouterBrain:
         self.ledger.end_life(replica)
         self.peers.end_life(replica)
         self.optimistic.forget_replica(replica)
+
+
+def _forced_off(candidates: Candidates, pick: Pick) -> str:
+    """Whose warm blocks would have saved more, had less been waiting there; "" nobody's."""
+    most, chosen = candidates.longest(), pick.candidate
+    if chosen.overlap_blocks >= most:
+        return ""
+    best = int(np.where(candidates.overlaps == most, candidates.scores, -np.inf).argmax())
+    lost, won = candidates.terms[[best, candidates.replicas.index(chosen.replica)]]
+    forced = lost[_SAVED] > won[_SAVED] and lost[_SCORE] < won[_SCORE]
+    return candidates.replicas[best] if forced else ""
 
 
 def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:

@@ -7,7 +7,7 @@ is the only release; every exit path leads there, and only its first call counts
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -300,6 +300,10 @@ class Attempt:
         return self.decision.queued_tokens
 
 
+Watcher = Callable[[Job, RouteDecision], None]
+"""Told of each request that was placed. Called on the event loop; must not block or raise."""
+
+
 class Dispatcher:
     """Asks the chooser and makes attempts. Holds no state of its own. `backends` are the replicas
     of other kinds."""
@@ -312,6 +316,7 @@ class Dispatcher:
         limits: SinkLimits,
         listener: RouteListener,
         backends: Collection[str] = (),
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self.chooser = chooser
         self.links = links
@@ -319,6 +324,7 @@ class Dispatcher:
         self.listener = listener
         self.backends = frozenset(backends)
         self._limits = limits
+        self._watchers = watchers
 
     def decide(self, job: Job, leg: Leg) -> Attempt | ForeignAttempt:
         """Choose and reserve a replica that has not failed this request.
@@ -331,6 +337,8 @@ class Dispatcher:
         if isinstance(answer, NoReplica):
             raise unavailable(answer)
         self.listener.decided(answer)
+        for watcher in self._watchers:
+            watcher(job, answer)
         if answer.replica in self.backends:
             return ForeignAttempt(answer, self.chooser, self.listener)
         if leg.progress:

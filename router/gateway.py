@@ -27,6 +27,7 @@ from router.app import build_app
 from router.backends.backends import Backends
 from router.beacon import Beacon
 from router.choose import RouterBrain
+from router.compute import Recompute, Unheard
 from router.dash.server import Dashboard
 from router.dispatch import Dispatcher
 from router.door import SPARE_CONNECTIONS, Door
@@ -34,6 +35,7 @@ from router.expected import Expected
 from router.failover import RetryBudget
 from router.fleet import Fleet
 from router.gate import Gate
+from router.heat import HeadHeat
 from router.introduction import LinkTarget, RouterIdentity
 from router.jobs import JobMaker
 from router.limits import Limits
@@ -41,8 +43,10 @@ from router.links import Links
 from router.metrics import Metrics
 from router.openai.logprobs import TokenTexts
 from router.prefixes import PublicPrefixes
+from router.pressure import Pressure
 from router.registry import Registry
 from router.render import Renderer
+from router.replicate import Replicator
 from router.seal import Seal
 from router.services import Services, widest_limits
 from router.shared import (
@@ -80,7 +84,11 @@ class Gateway:
         # Should the clock go back over a restart, the others forget the former life in seconds.
         self._boot = time.time_ns() // 1_000_000
         self.services = self._wire(config, card)
-        self._beacon = Beacon(self.services.fleet, self._announcer.alarm)
+        self._beacon = Beacon(
+            self.services.fleet,
+            self._announcer.alarm,
+            also=lambda: self._announcer.scale(self.services.pressure.signal()),
+        )
         self._feed = Feed(bus, config.cluster, self.services.backends.feed)
         self._sync = PeerSync(
             bus, config.cluster, config.router.id, self._boot, self.services.brain
@@ -112,6 +120,8 @@ class Gateway:
         await self._sync.start()
         await self._dashboard.start()
         await self._beacon.start()
+        if router.replicate:
+            await self.services.replicator.start()
 
     async def meet_replicas(self, timeout_s: float) -> bool:
         """Until a request could be routed, and as a rule by what the replicas hold: their digests
@@ -131,10 +141,12 @@ class Gateway:
     async def drain(self) -> None:
         """Say not-ready, then let what is inside finish, within the configured time."""
         self.services.lifecycle.draining = True
+        await self.services.replicator.close()
         await self.services.gate.wait_idle(self._config.router.drain_s)
 
     async def close(self) -> None:
         """End everything, last comers first."""
+        await self.services.replicator.close()
         await self._beacon.close()
         await self._dashboard.close()
         await self._door.close()
@@ -183,6 +195,11 @@ class Gateway:
         registry.add(POLICY, PolicySection(brain.set_policy, router.policy))
         registry.add(SHADOW, PolicySection(brain.shadow.set_policy, router.shadow_policy))
         limits = SinkLimits(router.stream_buffer_bytes, router.slow_reader_s)
+        jobs = JobMaker(fleet, prefixes, cluster_key, config.model.name, router)
+        background = Dispatcher(brain, links, brain.router_boot, limits, Unheard())
+        mover = Recompute(fleet, tenants, jobs, background)
+        heat, pressure = HeadHeat(time.monotonic), Pressure(fleet)
+        watchers = [pressure.note, heat.note] if router.replicate else [pressure.note]
         return Services(
             config=config,
             card=card,
@@ -198,12 +215,14 @@ class Gateway:
             renderer=Renderer(card, self._executor),
             texts=TokenTexts(card.tokenizer),
             widest=widest_limits(config, card),
-            jobs=JobMaker(fleet, prefixes, cluster_key, config.model.name, router),
+            jobs=jobs,
             dispatcher=Dispatcher(
-                brain, links, brain.router_boot, limits, metrics, backends.seats.keys()
+                brain, links, brain.router_boot, limits, metrics, backends.seats.keys(), watchers
             ),
             budget=RetryBudget(),
             metrics=metrics,
+            pressure=pressure,
+            replicator=Replicator(brain, heat, mover, router.replicate_share),
         )
 
     def _registry(self, alarms: Alarms) -> Registry:

@@ -6,38 +6,23 @@ import math
 import random
 from collections.abc import Callable
 
+from router.rate import Rate
+
 MAX_WAIT_S = 60
 HALF_LIFE_S = 10.0
 JITTER_RATIO = 0.5
 
 
-class DrainRate:
-    """An exponentially decaying count per second."""
+class DrainRate(Rate):
+    """Tokens that have left."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._count = 0.0
-        self._at_s = clock()
-
-    def add(self, tokens: float) -> None:
-        """That many have left."""
-        self._decay()
-        self._count += tokens
-
-    def per_s(self) -> float:
-        """Tokens per second, lately."""
-        self._decay()
-        return self._count * math.log(2) / HALF_LIFE_S
+        super().__init__(clock, HALF_LIFE_S)
 
     def wait_s(self, tokens: float) -> float:
         """How long it takes until so many more have left; 1 s where nothing is known."""
         rate = self.per_s()
         return tokens / rate if rate > 0 else 1.0
-
-    def _decay(self) -> None:
-        now_s = self._clock()
-        self._count *= 0.5 ** ((now_s - self._at_s) / HALF_LIFE_S)
-        self._at_s = now_s
 
 
 def retry_after_s(wait_s: float, rng: random.Random) -> int:

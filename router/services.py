@@ -21,8 +21,10 @@ from router.openai.limits import limits_of
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import Limits
 from router.prefixes import PublicPrefixes
+from router.pressure import Pressure
 from router.registry import Registry
 from router.render import Renderer
+from router.replicate import Replicator
 from router.tenants import Tenants
 
 
@@ -55,6 +57,8 @@ class Services:
     dispatcher: Dispatcher
     budget: RetryBudget
     metrics: Metrics
+    pressure: Pressure
+    replicator: Replicator
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from dataclasses import dataclass, replace
 
 import mmh3
 
 from events.errors import CoreError, UserError
-from events.request import SamplingParams
+from router.compute import ONE_TOKEN, compute
 from router.dispatch import Job
-from router.failover import Run
 from router.services import Services
 from router.tenants import Tenant
-
-IDLE_S = 86_400.0
-ONE_TOKEN = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +59,7 @@ class Warmer:
         await self._run(job)
         return await self._run(job)
 
-    async def _run(self, pinned: Job) -> Probe:
-        job = replace(pinned, request_id=f"warm-{secrets.token_hex(8)}")
-        with (
-            self._of.gate.admitted([job]),
-            Run(job, self._of.dispatcher, self._of.budget, 0) as run,
-        ):
-            while not run.done:
-                usage = (await run.next(IDLE_S))[-1].usage
-            return Probe(job.pin or "", usage.prompt_tokens, usage.cached_tokens)
+    async def _run(self, job: Job) -> Probe:
+        with self._of.gate.admitted([job]):
+            usage = await compute(job, self._of.dispatcher, self._of.budget)
+        return Probe(job.pin or "", usage.prompt_tokens, usage.cached_tokens)

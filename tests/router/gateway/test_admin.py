@@ -59,6 +59,8 @@ LOOKING = (
     "/router/decisions",
     "/router/policy",
     "/router/shadow",
+    "/router/hot",
+    "/router/scale",
     "/dashboard",
 )
 
