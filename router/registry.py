@@ -68,6 +68,7 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._pending: dict[str, bytes] = {}
         self._changed: set[str] = set()
+        self._closed = False
         self._loaded = False
         self._stale = True
         self._newest = 0
@@ -94,7 +95,9 @@ class Registry:
 
     async def close(self) -> None:
         """Stop following; what the store never took is lost."""
+        self._closed = True
         if self._task is not None:
+            # The bus's client loses a cancellation that meets an answer: then the flag ends it.
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._watching is not None:
@@ -114,7 +117,7 @@ class Registry:
         return False
 
     async def _follow(self) -> None:
-        while True:
+        while not self._closed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_S if self.online else RETRY_S):
                     await self._work.wait()

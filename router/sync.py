@@ -17,6 +17,7 @@ import msgspec
 from events.bus import Bus, Subscription
 from events.envelope import MAX_BUS_MESSAGE_BYTES, seal, unseal
 from events.errors import WireError
+from events.load import OWN_ENGINE
 from events.peer import PeerAsk, PeerDelta, PeerMessage, PeerState, Sent
 from events.subjects import router_subject, split
 from events.wire import decode
@@ -234,7 +235,9 @@ class PeerSync:
 
     def _over(self, one: Sent) -> bool:
         member = self._fleet.member(one.replica)
-        return member is not None and one.replica_boot < member.boot
+        # Lives of other engines are counted by each router for itself.
+        numbered = member is not None and member.hello.engine == OWN_ENGINE
+        return numbered and one.replica_boot < member.boot
 
     def _ask(self) -> None:
         self._asking = True

@@ -16,7 +16,7 @@ from configs.load import load_cluster
 from configs.model.card import load_card
 from configs.schema import ClusterConfig
 from events.errors import WarmrouteError
-from events.nats import connect
+from events.nats import join
 from events.parent import follow_parent
 from router.backends.roster import Backend, roster
 from tools.errors import CommandError
@@ -68,7 +68,7 @@ async def _serve(config: ClusterConfig, backend: Backend, options: argparse.Name
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     card = await asyncio.to_thread(load_card, Path(config.model.path))
-    bus = await connect(config.bus.url, config.bus.user, config.bus.password, backend.id)
+    bus = await join(config.bus, backend.id)
     state_folder = options.config.parent / BOOT_FOLDER
     sidecar = Sidecar(config, backend, card, bus, locate, state_folder)
     running = asyncio.create_task(sidecar.run())

@@ -21,7 +21,7 @@ from router.marks import DEPTHS, Marks, marks_of
 from router.peers import GONE_S, MAX_OPEN, Peers
 from router.reserve import Booked
 from router.sync import STATE_S, PeerSync
-from tests.router.brain.kit import Clock, World, load, prompt
+from tests.router.brain.kit import Clock, World, hello, load, prompt
 
 REPLICAS = ("r0", "r1", "r2")
 ROUTERS = ("a", "b", "c")
@@ -325,6 +325,18 @@ def test_nonsense_on_the_bus_is_counted_and_harms_nobody() -> None:
     router.hear("b", seal("b", 1, 0, 1, load()))
     assert router.sync.malformed == 3
     assert router.world.brain.peers.open == 0
+
+
+def test_what_went_to_a_former_life_of_a_replica_does_not_count() -> None:
+    router = Router("a", 1, Clock(), {"r0": 5})
+    router.listen()
+    fleet, peers = router.world.fleet, router.world.brain.peers
+    router.hear("b", seal("b", 1, 0, 1, PeerState((sent(1, boot=4), sent(2, boot=5)))))
+    assert peers.open == 1
+    foreign = hello(engine="openai", link_url="http://127.0.0.1:9")
+    fleet.on_hello("v0", 3, foreign)
+    router.hear("b", seal("b", 1, 0, 2, PeerState((sent(3, "v0", boot=1),))))
+    assert peers.booked("v0").unseen_requests == 1
 
 
 def test_two_lives_under_one_id_raise_an_alarm_while_both_speak() -> None:
