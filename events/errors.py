@@ -11,6 +11,12 @@ from __future__ import annotations
 
 import msgspec
 
+DRAINING = "draining"
+"""The code of a replica that is shutting down."""
+
+ENGINE_GONE = "engine_unavailable"
+"""The code of a replica whose engine has stopped."""
+
 QUEUE_LONGER = "queue_longer"
 """The code of a replica whose queue is far longer than the router believed."""
 

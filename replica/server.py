@@ -260,7 +260,7 @@ async def _until_stopped(front: FrontApp, publisher: Publisher, stop: StopReques
 async def _drain(
     front: FrontApp, publisher: Publisher, stop: StopRequest, patience_s: float
 ) -> None:
-    """Refuse new requests, tell the routers, let the streams finish."""
+    """Refuse new requests, tell the routers, let the streams finish; send away those that don't."""
     front.front.intake.draining = True
     publisher.set_draining(True)
     attempts = front.front.attempts
@@ -270,6 +270,12 @@ async def _drain(
     await asyncio.wait({finished, hurried}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
     finished.cancel()
     hurried.cancel()
+    if len(attempts):
+        _say(f"drain    {len(attempts)} requests are sent away")
+        attempts.send_away()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await attempts.drained()
 
 
 if __name__ == "__main__":

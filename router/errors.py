@@ -7,7 +7,7 @@ WarmrouteError
 
 from __future__ import annotations
 
-from events.errors import QUEUE_LONGER, CoreError, WarmrouteError
+from events.errors import DRAINING, ENGINE_GONE, QUEUE_LONGER, CoreError, WarmrouteError
 
 TRANSPORT = "transport"
 REFUSED = "refused"
@@ -43,6 +43,11 @@ class AttemptError(WarmrouteError):
     def rerouted(self) -> bool:
         """Whether the replica only found its queue longer than was believed."""
         return self.kind == REFUSED and self.error.code == QUEUE_LONGER
+
+    @property
+    def deserted(self) -> bool:
+        """Whether nothing comes from that replica any more, for anybody."""
+        return self.kind == TRANSPORT or self.error.code in (DRAINING, ENGINE_GONE)
 
     @property
     def retryable(self) -> bool:

@@ -4,7 +4,7 @@ Before the first delta the next replica starts anew. Behind it the next one cont
 delivered, so that the reader sees one stream: nothing twice, nothing missing. Where that can't be
 done the request ends with an error, never with a clean end. Either way it needs an attempt left,
 time left, and credit in the budget that all requests share, so that a broken fleet is not hit with
-several times its traffic. What a lost link had in flight moves elsewhere once without credit:
+several times its traffic. What a lost replica had in flight moves elsewhere once without credit:
 however much it was, it comes from there no more.
 """
 
@@ -20,7 +20,7 @@ from events.output import CoreDelta
 from router.backends.attempt import ForeignAttempt
 from router.delivered import Delivered
 from router.dispatch import Attempt, Dispatcher, Job, Leg
-from router.errors import TRANSPORT, AttemptError, timeout_failure
+from router.errors import AttemptError, timeout_failure
 from router.sink import Direct, merge
 
 STALL_S = 10.0
@@ -239,8 +239,8 @@ class Run:
         )
 
     def _moves(self, failure: AttemptError) -> bool:
-        """Whether this is the first attempt, lost with its link."""
-        return failure.kind == TRANSPORT and self._attempts == 1
+        """Whether this is the first attempt, and lost with all that was there."""
+        return failure.deserted and self._attempts == 1
 
     def time_out(self) -> NoReturn:
         """The deadline has passed. Raises UserError."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from events.errors import CoreError, InvariantError
+from events.errors import DRAINING, CoreError, InvariantError
 from events.output import FINISH_ABORT, FINISH_ERROR, CoreDelta
 from replica.engine.messages import Engine
 from replica.front.child import Child
@@ -61,6 +61,14 @@ class Attempt:
 
 SLOW_READER = CoreError(
     status=503, type="server_error", code="slow_reader", message="The reader was too slow."
+)
+LEAVING = CoreError(
+    status=503,
+    type="server_error",
+    code=DRAINING,
+    message="The replica is shutting down.",
+    retry_after_s=1.0,
+    reroute=True,
 )
 DEADLINE = CoreError(
     status=504, type="server_error", code="deadline", message="The request's deadline has passed."
@@ -177,6 +185,11 @@ class Attempts:
             attempt.children.clear()
             self._forget(attempt)
         return len(lost)
+
+    def send_away(self) -> None:
+        """End what still lives: another replica may go on with it."""
+        for attempt in tuple(self):
+            self.end(attempt, FINISH_ERROR, LEAVING)
 
     async def drained(self) -> None:
         """Returns once no attempt is left."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from events.errors import QUEUE_LONGER, CoreError, UserError
+from events.errors import DRAINING, QUEUE_LONGER, CoreError, UserError
 from events.output import FINISH_ERROR, CoreDelta, CoreFinish, Usage
 from events.request import CoreRequest
 from kvstore.identity import KeyChain, Namespace, chain
@@ -89,7 +89,7 @@ class Intake:
 
     def _check_door(self, outlet: Outlet, request: CoreRequest) -> None:
         if self.draining:
-            raise UserError(_try_elsewhere(503, "draining", "The replica is draining."))
+            raise UserError(_try_elsewhere(503, DRAINING, "The replica is draining."))
         if self._attempts.find(AttemptKey(outlet, request.request_id, request.attempt)):
             refuse("This attempt is already being served.", "duplicate_request", status=409)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.errors import CoreError
+from events.errors import ENGINE_GONE, CoreError
 
 
 def too_long(message: str) -> CoreError:
@@ -53,7 +53,7 @@ def engine_gone(started: bool) -> CoreError:
         status=503,
         message="This replica's engine has stopped.",
         type="server_error",
-        code="engine_unavailable",
+        code=ENGINE_GONE,
         retry_after_s=1.0,
         reroute=not started,
     )

@@ -320,6 +320,22 @@ async def test_draining_refuses_new_requests_and_lets_streams_finish() -> None:
         assert (await router.answer("old")).text == "bye"
 
 
+async def test_R20_what_does_not_finish_in_time_is_sent_away() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request(n=2))
+        await front.submitted(2)
+        front.engine.step({front.engine.requests[0].child: b"so far"})
+        await router.receive()
+        front.front.attempts.send_away()
+        for child in (0, 1):
+            error = (await router.answer(child=child)).finish.error
+            assert (error.status, error.code, error.reroute) == (503, "draining", True)
+        assert router.answers["r1", 1, 0].text == "so far"
+        await asyncio.wait_for(front.front.attempts.drained(), 5)
+        assert not front.engine.open
+
+
 async def test_a_deadline_ends_what_the_engine_never_answers(monkeypatch) -> None:
     monkeypatch.setattr("replica.front.intake.DEADLINE_GRACE_S", 0.0)
     async with rig(answers_aborts=False) as front:

@@ -220,6 +220,35 @@ async def test_R17_a_lost_replicas_streams_all_go_on(
     await house.settled()
 
 
+@pytest.mark.parametrize("code", ["draining", "engine_unavailable"])
+async def test_R20_all_that_a_leaving_replica_could_not_finish_goes_on_elsewhere(
+    house: House, http: aiohttp.ClientSession, code: str
+) -> None:
+    begun, release = [], asyncio.Event()
+    leaving = CoreError(status=503, message="bye", type="server_error", code=code, reroute=True)
+
+    async def leave(call: Call) -> None:
+        if not call.continuing:
+            await call.send("one")
+        if call.request.attempt > 1:
+            await call.send(" two", finish="stop")
+            return
+        begun.append(call)
+        await release.wait()
+        await call.refuse(leaving)
+
+    house.script(leave)
+    reading = [asyncio.create_task(read(house, http)) for _ in range(REQUESTS)]
+    await until(lambda: len(begun) == REQUESTS)
+    release.set()
+    for body in await asyncio.gather(*reading):
+        assert body.endswith(DONE)
+        assert (body.count(b"one"), body.count(b" two")) == (1, 1)
+    faults = {view.breaker for view in house.fleet.replicas()}
+    assert faults == {"closed"} or code != "draining"
+    await house.settled()
+
+
 async def test_R16_a_pinned_stream_does_not_move(rig: Rig) -> None:
     rig.replicas[0].script = break_in_stream
     with pytest.raises(UserError):
