@@ -1,0 +1,124 @@
+"""Replica processes that die, stand still or are told to stop while they stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from tests.e2e.conftest import MODEL
+from tests.e2e.test_lifecycle import healthy, replica_process
+from tests.e2e.test_rows import idle
+from tests.e2e.up import Up, wait_until
+
+TOKENS = 900
+LONG: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "talk for long"}],
+    "max_tokens": TOKENS,
+    "temperature": 0.7,
+    "seed": 5,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+class Talk:
+    """A stream, and who serves it."""
+
+    def __init__(self, client: OpenAI) -> None:
+        self._stream = client.chat.completions.create(
+            **LONG, stream=True, stream_options={"include_usage": True}
+        )
+        self.home: str = self._stream.response.headers["x-warmroute-replica"]
+        self._chunks: Iterator[Any] = iter(self._stream)
+        self.text = ""
+        self.end: str | None = None
+        self.usage: Any = None
+
+    def read(self, chunks: int) -> None:
+        """So many chunks, or fewer at the end."""
+        for chunk in self._chunks:
+            self.usage = chunk.usage
+            for choice in chunk.choices:
+                self.text += choice.delta.content or ""
+                self.end = choice.finish_reason or self.end
+            chunks -= 1
+            if chunks == 0:
+                return
+
+
+def metric(up: Up, name: str) -> float:
+    lines = up.call("GET", "/metrics")[1].splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def continuations(up: Up) -> float:
+    return metric(up, "warmroute_continuations_total")
+
+
+@pytest.fixture
+def whole(client: OpenAI) -> str:
+    """The answer, unbroken."""
+    return client.chat.completions.create(**LONG).choices[0].message.content
+
+
+def assert_whole(talk: Talk, whole: str) -> None:
+    talk.read(TOKENS + 10)
+    assert talk.text == whole
+    assert talk.end == "length"
+    assert talk.usage.completion_tokens == TOKENS
+
+
+def test_R16_R17_a_replica_that_is_killed_mid_stream_is_continued_elsewhere(
+    up: Up, client: OpenAI, whole: str
+) -> None:
+    before = continuations(up)
+    talk = Talk(client)
+    talk.read(20)
+    os.kill(replica_process(up, talk.home), signal.SIGKILL)
+    assert_whole(talk, whole)
+    assert continuations(up) == before + 1
+    wait_until(lambda: healthy(up) == {"r0", "r1"}, 60, "the replica is back")
+
+
+def test_R13_a_replica_that_stands_still_for_a_moment_keeps_its_streams(
+    up: Up, client: OpenAI, whole: str
+) -> None:
+    before = continuations(up)
+    talk = Talk(client)
+    talk.read(20)
+    process = replica_process(up, talk.home)
+    os.kill(process, signal.SIGSTOP)
+    time.sleep(1.0)
+    os.kill(process, signal.SIGCONT)
+    assert_whole(talk, whole)
+    assert continuations(up) == before
+
+
+@pytest.mark.slow
+def test_R13_a_replica_that_stands_still_for_long_loses_its_streams_and_comes_back(
+    up: Up, client: OpenAI, whole: str
+) -> None:
+    before = continuations(up)
+    talk = Talk(client)
+    talk.read(20)
+    process = replica_process(up, talk.home)
+    os.kill(process, signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    assert_whole(talk, whole)
+    took_s = time.monotonic() - stopped_s
+    assert continuations(up) == before + 1
+    alarms = json.dumps(up.get_json("/router/alarms"))
+    assert "replica_stalled" in alarms
+    assert Talk(client).home != talk.home
+    time.sleep(max(0.0, 5.0 - took_s))
+    os.kill(process, signal.SIGCONT)
+    wait_until(lambda: healthy(up) == {"r0", "r1"}, 60, "it is healthy again")
+    wait_until(lambda: idle(up), what="what it served before is aborted")
+    assert "replica_stalled" not in json.dumps(up.get_json("/router/alarms"))
