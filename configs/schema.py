@@ -131,7 +131,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `link_hosts`: hosts beyond loopback on which replicas may announce their link. `shadow_policy`:
     scores live traffic beside `policy` and routes nothing; empty for none. `max_inflight_tokens`
     bounds prompts and answers inside: an answer counts for `expected_answer_tokens`, or less where
-    less was asked for, until it has come to more. `tls`: serve HTTPS.
+    less was asked for, until it has come to more. `prefill_ahead_ms`: how much prefill a replica is
+    given beyond what it computes; the rest waits in the router, where `max_queued_requests` and
+    `max_queued_tokens` bound it, one tenant's at half of that. `tls`: serve HTTPS.
     """
 
     id: str = "router-0"
@@ -147,6 +149,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_connections: int = 2_000
     max_inflight_tokens: int = 1_000_000
     expected_answer_tokens: int = 1_024
+    prefill_ahead_ms: float = 100.0
+    max_queued_requests: int = 1_000
+    max_queued_tokens: int = 500_000
     request_timeout_s: float = 600.0
     first_token_timeout_s: float = 120.0
     stream_buffer_bytes: int = 262_144

@@ -115,6 +115,9 @@ def _register_gauges(services: Services) -> None:
     backends = services.backends
     metrics.gauge("inflight_requests", "Requests inside", lambda: gate.requests)
     metrics.gauge("inflight_tokens", "Tokens that they count for", lambda: gate.tokens)
+    queue = services.admitter.queue
+    metrics.gauge("queued_requests", "Requests that wait for their turn", lambda: queue.requests)
+    metrics.gauge("queued_tokens", "Tokens that they count for", lambda: queue.tokens)
     metrics.gauge("inflight_attempts", "Attempts on all links", lambda: links.in_flight)
     metrics.gauge("links_up", "Links that requests can be sent on", lambda: len(links.up()))
     metrics.gauge("backends_up", "Backends of other kinds that answer", lambda: backends.up)

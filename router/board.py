@@ -101,7 +101,7 @@ def row_of(member: Member, booked: Booked) -> tuple[float, ...]:
         load.waiting + load.running + booked.unseen_requests,
         load.running + booked.unseen_requests - booked.unseen_prefilling,
         load.running_context_tokens + booked.unseen_context_tokens,
-        _backlog_ms(member), booked.unseen_prefill_ms,
+        backlog_ms(member), booked.unseen_prefill_ms,
         load.queued_prefill_tokens + booked.unseen_prefill_tokens,
         load.free_blocks - booked.unseen_blocks, load.cached_blocks, _reused(member),
     )  # fmt: skip
@@ -115,7 +115,7 @@ def _fits(member: Member) -> tuple[float, ...]:
     return prefill.a, prefill.b, prefill.c, decode.base, decode.per_row, decode.per_context
 
 
-def _backlog_ms(member: Member) -> float:
+def backlog_ms(member: Member) -> float:
     """The prefill work that the last report told of."""
     load = member.load
     if load is None or member.misfits or load.queued_prefill_tokens <= 0:

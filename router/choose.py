@@ -142,6 +142,16 @@ class RouterBrain:
         scored = field.scored(pick.candidate.replica)
         return self._decision(query, field, pick, scored, "", 0, now_s)
 
+    @property
+    def output_tokens(self) -> float:
+        """The length to expect of an answer."""
+        return self._output_tokens
+
+    def uncached_tokens(self, query: RouteQuery) -> int:
+        """What of the prompt would have to be computed where most of it is warm."""
+        field = self._scorer.survey(query, self._output_tokens, self._clock())
+        return query.prompt_tokens - field.most_cached_tokens()
+
     def first_token(
         self, decision_id: str, cached_tokens: int | None, prompt_tokens: int, ttft_ms: float
     ) -> None:

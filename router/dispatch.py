@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from events.decision import RouteDecision
@@ -23,6 +23,7 @@ from router.route import Chooser, NoReplica, Outcome, RouteQuery
 from router.sink import AttemptSink, Direct, SinkLimits
 
 NOTHING = Usage(0, 0, 0)
+LEAST_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,21 @@ class Job:
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.prompt) // 4
+
+    def after(self, waited_s: float) -> Job:
+        """The same with what is left of its deadlines."""
+        if not waited_s:
+            return self
+        return replace(
+            self,
+            first_token_timeout_s=max(LEAST_TIMEOUT_S, self.first_token_timeout_s - waited_s),
+            timeout_s=max(LEAST_TIMEOUT_S, self.timeout_s - waited_s),
+            ttft_deadline_ms=(
+                None
+                if self.ttft_deadline_ms is None
+                else max(0.0, self.ttft_deadline_ms - 1000 * waited_s)
+            ),
+        )
 
     def expected_tokens(self, answer_tokens: int) -> int:
         """Prompt and answers, each of `answer_tokens` or of as many as it may have."""

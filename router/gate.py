@@ -48,15 +48,21 @@ def basic_password(headers: Mapping[str, str]) -> str | None:
 class Admission:
     """What one request counts for: what was expected of it, or what it has come to.
 
-    `held_tokens`: its prompts, and what was generated so far."""
+    `held_tokens`: its prompts, and what was generated so far. `waited_s`: for its turn. `on_begin`
+    is called when the first token has come."""
 
     def __init__(self, gate: Gate, tokens: int, prompt_tokens: int) -> None:
         self.tokens = tokens
+        self.waited_s = 0.0
+        self.on_begin: Callable[[], None] | None = None
         self.held_tokens = prompt_tokens
         self._gate = gate
 
     def grow(self, tokens: int) -> None:
         """That many more were generated. Refuses nothing: it is whoever comes next that waits."""
+        if self.on_begin is not None:
+            self.on_begin()
+            self.on_begin = None
         self.held_tokens += tokens
         more = self.held_tokens - self.tokens
         if more > 0:

@@ -44,6 +44,7 @@ from router.metrics import Metrics
 from router.openai.logprobs import TokenTexts
 from router.prefixes import PublicPrefixes
 from router.pressure import Pressure
+from router.queue import RequestQueue
 from router.registry import Registry
 from router.render import Renderer
 from router.replicate import Replicator
@@ -188,7 +189,7 @@ class Gateway:
         )
         gate = Gate(router, tenants)
         backends = Backends(config, card, fleet, metrics)
-        admitter = Admitter(gate, Limits())
+        admitter = Admitter(gate, Limits(), RequestQueue(brain, router))
         registry = self._registry(fleet.alarms)
         registry.add(TENANT, TenantSection(tenants, config.tenants, admitter.limits.forget))
         registry.add(PREFIX, PrefixSection(prefixes))

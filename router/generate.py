@@ -141,7 +141,10 @@ class Generator:
             # A backend takes a body with all its prompts at once, or not at all.
             jobs = jobs[:1]
         may_relay = len(jobs) == 1
-        runs = [Run(job, of.dispatcher, of.budget, retries, whole, grow, may_relay) for job in jobs]
+        timely = [job.after(admission.waited_s) for job in jobs]
+        runs = [
+            Run(job, of.dispatcher, of.budget, retries, whole, grow, may_relay) for job in timely
+        ]
         return held.enter_context(Answers(runs))
 
     async def _reply(

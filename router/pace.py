@@ -14,10 +14,17 @@ JITTER_RATIO = 0.5
 
 
 class DrainRate(Rate):
-    """Tokens that have left."""
+    """Tokens that have left, a second of the clock's time since its first."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock, HALF_LIFE_S)
+        self._since_s = clock()
+
+    def per_s(self) -> float:
+        """Tokens per second, lately; 0 while nothing is known."""
+        recent_per_s = super().per_s()
+        seen = 1.0 - 0.5 ** ((self._at_s - self._since_s) / HALF_LIFE_S)
+        return recent_per_s / seen if seen > 0 else 0.0
 
     def wait_s(self, tokens: float) -> float:
         """How long it takes until so many more have left; 1 s where nothing is known."""

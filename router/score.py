@@ -25,7 +25,7 @@ from router.route import RouteQuery
 
 Terms = NamedTuple("Terms", [(name, float) for name in TERMS])
 
-_TTFT, _OVERLAP = map(TERMS.index, ("ttft_ms", "overlap_blocks"))
+_TTFT, _OVERLAP, _CACHED = map(TERMS.index, ("ttft_ms", "overlap_blocks", "cached_tokens"))
 _QUEUED = ROW.index("queued_tokens")
 _EVIDENCE = [ROW.index(name) for name in ("trust", "digest_at_s", "load_at_s", "unknown")]
 
@@ -91,6 +91,10 @@ class Field:
     def soonest_ms(self) -> float:
         """The shortest TTFT to be had."""
         return float(self._terms[:, _TTFT].min())
+
+    def most_cached_tokens(self) -> int:
+        """Of the prompt, where most of it is warm; 0 where nobody may take it."""
+        return int(self._terms[:, _CACHED].max(initial=0.0))
 
     def least_queued_tokens(self) -> int:
         """The shortest queue, in prompt tokens to compute."""

@@ -46,6 +46,7 @@ from events.wire import decode_router_frame, encode
 from kvstore.identity import HASH_VERSION, key_id
 
 DIGEST = DigestShape(bits=65_536, k=8)
+SLOW_PREFILL = PrefillFit(1.0, 1.0, 0.0, 1.0)
 
 
 class Call:
@@ -180,7 +181,11 @@ class FakeReplica:
         script: Script = echo,
         model: ModelCard | None = None,
         continues: bool = True,
+        max_running: int = 4_096,
+        prefill: PrefillFit = SLOW_PREFILL,
     ) -> None:
+        self.max_running = max_running
+        self.prefill = prefill
         self.replica_id = replica_id
         self.boot = boot
         self.script = script
@@ -245,7 +250,7 @@ class FakeReplica:
             link_url=self.url,
             context_tokens=card.shape.context_tokens,
             total_blocks=2048,
-            max_running=32,
+            max_running=self.max_running,
             device="cpu",
             version="test",
         )
@@ -262,7 +267,7 @@ class FakeReplica:
             cached_blocks=0,
             total_blocks=2048,
             step_ms=1.0,
-            prefill=PrefillFit(1.0, 1.0, 0.0, 1.0),
+            prefill=self.prefill,
             decode=DecodeFit(1.0, 0.1, 0.0, 1.0),
             seen={},
             draining=self.draining,

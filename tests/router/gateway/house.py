@@ -27,13 +27,18 @@ def sha256(key: str) -> str:
 
 
 class House:
-    """Use as an async context manager; leaving it stops everything."""
+    """Use as an async context manager; leaving it stops everything. Scripts that never answer hold
+    nobody up: a replica may be given any amount of prefill unless the settings say otherwise."""
 
     def __init__(self, card: ModelCard, replicas: int, settings: dict[str, Any]) -> None:
         self.config = ClusterConfig(
             secret=SECRET,
             model=ModelConfig(path=str(card.path), name="tiny"),
-            router=RouterConfig(port=0, admin_key_sha256=sha256(ADMIN_KEY), **settings),
+            router=RouterConfig(
+                port=0,
+                admin_key_sha256=sha256(ADMIN_KEY),
+                **({"prefill_ahead_ms": 1e9} | settings),
+            ),
             tenants=tuple(
                 TenantConfig(name=name, key_sha256=(sha256(key),)) for name, key in KEYS.items()
             ),
@@ -93,11 +98,12 @@ class House:
             link.continues = False
 
     def idle(self) -> bool:
-        """Nothing is held anywhere: gate, links, reservations, replicas."""
+        """Nothing is held anywhere: gate, queue, links, reservations, replicas."""
         of = self.services
         return (
             of.gate.requests == 0
             and of.gate.tokens == 0
+            and of.admitter.queue.requests == 0
             and of.links.in_flight == 0
             and all(of.brain.ledger.booked(r.replica_id).requests == 0 for r in self.replicas)
             and all(replica.open_calls == 0 for replica in self.replicas)

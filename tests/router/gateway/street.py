@@ -77,7 +77,12 @@ class Street:
         return ClusterConfig(
             secret=SECRET,
             model=ModelConfig(path=str(self.card.path), name="tiny"),
-            router=RouterConfig(id=router, port=0, admin_key_sha256=admin, **settings),
+            router=RouterConfig(
+                id=router,
+                port=0,
+                admin_key_sha256=admin,
+                **({"prefill_ahead_ms": 1e9} | settings),
+            ),
         )
 
     async def met(self) -> None:

@@ -24,7 +24,7 @@ ALICE = KEYS["alice"]
 
 
 def tenant(**policy: Any) -> Tenant:
-    return Tenant("t", "private", b"", TenantPolicy(**policy))
+    return Tenant("t", "private", b"", "", TenantPolicy(**policy))
 
 
 def limits(now: list[float]) -> Limits:

@@ -1,0 +1,125 @@
+"""Waiting in the router, through the whole gateway: little lies in a replica's own queue."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+import aiohttp
+import pytest
+
+from tests.fakes.replica import stall
+from tests.router.gateway.house import CHAT, COMPLETION, KEYS, House
+from tests.router.gateway.kit import until
+
+
+def long() -> str:
+    """Unlike any other, and longer than what a replica is given ahead: each has one at a time."""
+    return f"{next(_numbers)} " + "word " * 60
+
+
+def completion() -> dict:
+    return {**COMPLETION, "prompt": long()}
+
+
+def stream() -> dict:
+    return {**completion(), "stream": True}
+
+
+def several() -> dict:
+    return {**COMPLETION, "prompt": [long(), long(), "a"]}
+
+
+def chat() -> dict:
+    return {**CHAT, "messages": [{"role": "user", "content": long()}]}
+
+
+_numbers = itertools.count(1_000)
+
+ROUTES = pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", completion),
+        ("/v1/completions", stream),
+        ("/v1/completions", several),
+        ("/v1/chat/completions", chat),
+    ],
+)
+
+
+def ask(
+    house: House, http: aiohttp.ClientSession, path: str, body: dict, key: str | None = None
+) -> asyncio.Task[int]:
+    async def status() -> int:
+        async with house.post(http, path, body, key=key) as response:
+            await response.read()
+            return response.status
+
+    return asyncio.create_task(status())
+
+
+@ROUTES
+async def test_S6_a_burst_waits_in_the_router(
+    build: Callable, http: aiohttp.ClientSession, path: str, body: Callable
+) -> None:
+    house = await build(2, prefill_ahead_ms=1.0)
+    release = asyncio.Event()
+    house.script(stall(release))
+    asked = [ask(house, http, path, body()) for _ in range(20)]
+    queue = house.services.admitter.queue
+    # Several prompts are chosen for a turn of the loop after their request was let go.
+    await until(lambda: house.services.gate.requests == 20 and queue.requests >= 14)
+    assert max(replica.open_calls for replica in house.replicas) <= 9
+    release.set()
+    assert set(await asyncio.gather(*asked)) == {200}
+    await house.settled()
+
+
+@ROUTES
+async def test_O1_a_client_that_leaves_the_queue_was_never_there(
+    build: Callable, http: aiohttp.ClientSession, path: str, body: Callable
+) -> None:
+    house = await build(1, prefill_ahead_ms=1.0)
+    release = asyncio.Event()
+    house.script(stall(release))
+    asked = [ask(house, http, path, body()) for _ in range(5)]
+    queue = house.services.admitter.queue
+    await until(lambda: house.services.gate.requests == 5 and queue.requests > 0)
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    await house.settled()
+    assert queue.tokens == 0
+    release.set()
+    assert await ask(house, http, path, body()) == 200
+
+
+async def test_O4_beyond_its_bound_the_queue_refuses_at_once(
+    build: Callable, http: aiohttp.ClientSession
+) -> None:
+    house = await build(1, prefill_ahead_ms=1.0, max_queued_requests=4)
+    release = asyncio.Event()
+    house.script(stall(release))
+    asked = [ask(house, http, "/v1/completions", completion(), key=KEYS["alice"]) for _ in range(3)]
+    await until(lambda: house.services.admitter.queue.requests == 2)
+    async with house.post(http, "/v1/completions", completion(), key=KEYS["alice"]) as response:
+        assert response.status == 429
+        assert int(response.headers["Retry-After"]) >= 1
+        assert (await response.json())["error"]["code"] == "overloaded"
+    asked.append(ask(house, http, "/v1/completions", completion(), key=KEYS["bob"]))
+    release.set()
+    assert set(await asyncio.gather(*asked)) == {200}
+    await house.settled()
+
+
+async def test_a_replica_that_dies_lets_those_who_wait_for_it_go(
+    build: Callable, http: aiohttp.ClientSession
+) -> None:
+    house = await build(1, prefill_ahead_ms=1.0)
+    house.script(stall(asyncio.Event()))
+    asked = [ask(house, http, "/v1/completions", completion()) for _ in range(5)]
+    await until(lambda: house.services.admitter.queue.requests == 4)
+    await house.replicas[0].die()
+    assert set(await asyncio.gather(*asked)) == {503}
+    await house.settled()
