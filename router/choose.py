@@ -37,7 +37,6 @@ APPROXIMATE_TTL_S = 120.0
 """How long a sent prompt counts as held where no digest ever confirms it."""
 
 EXPIRY_GRACE_S = 30.0
-CANDIDATES_KEPT = 16
 FIRST_OUTPUT_GUESS_TOKENS = 128.0
 OUTPUT_LEARNING_RATE = 0.02
 RETRY_S = 2.0
@@ -201,7 +200,7 @@ class RouterBrain:
 
     def _nobody(self, query: RouteQuery, field: Field, now_s: float) -> NoReplica:
         """Why nobody can take it, and when asking again may help."""
-        kept = field.shown(None, CANDIDATES_KEPT)
+        kept = field.shown()
         reasons = field.reasons() - {"not_pinned"}
         if query.pin is not None and not reasons:
             return NoReplica("the replica asked for is not there", RETRY_S, kept)
@@ -237,7 +236,7 @@ class RouterBrain:
             predicted_cached_tokens=scored.cached_tokens,
             predicted_ttft_ms=scored.ttft_ms,
             reason="pinned" if query.pin is not None else pick.reason,
-            candidates=field.shown(pick.candidate.replica, CANDIDATES_KEPT),
+            candidates=field.shown(pick.candidate.replica),
             decided_us=1e6 * (self._clock() - now_s),
             wall_time_ms=int(1e3 * time.time()),
             router=self._config.id,
@@ -349,7 +348,7 @@ def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:
     if soonest_ms <= query.ttft_deadline_ms or field.least_queued_tokens() <= 0:
         return None
     retry_s = min(MAX_RETRY_S, max(1.0, 1e-3 * (soonest_ms - query.ttft_deadline_ms)))
-    return NoReplica("deadline", retry_s, field.shown(None, CANDIDATES_KEPT))
+    return NoReplica("deadline", retry_s, field.shown())
 
 
 def _report(decision: RouteDecision, outcome: Outcome) -> RouteOutcome:

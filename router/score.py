@@ -23,6 +23,9 @@ from router.policies.base import Candidate, Candidates
 from router.reserve import Ledger
 from router.route import RouteQuery
 
+SHOWN = 16
+"""Replicas that a decision tells the terms of."""
+
 Terms = NamedTuple("Terms", [(name, float) for name in TERMS])
 
 _TTFT, _OVERLAP, _CACHED = map(TERMS.index, ("ttft_ms", "overlap_blocks", "cached_tokens"))
@@ -66,7 +69,8 @@ class Field:
         if len(terms) < len(replicas):
             self._fit = np.flatnonzero(state == FIT)
             replicas = [replicas[row] for row in self._fit.tolist()]
-        self._candidates = Candidates(replicas, terms, self._candidate)
+        best = pricer().best(terms, SHOWN).tolist()
+        self._candidates = Candidates(replicas, terms, best, self._candidate)
 
     def __len__(self) -> int:
         return len(self._terms)
@@ -100,17 +104,17 @@ class Field:
         """The shortest queue, in prompt tokens to compute."""
         return int(self._board.table[self._fit, _QUEUED].min())
 
-    def shown(self, first: str | None, count: int) -> Shown:
-        """At most so many: `first`, then the best of the other candidates, then of those that may
+    def shown(self, first: str | None = None) -> Shown:
+        """At most `SHOWN`: `first`, then the best of the other candidates, then of those that may
         not the unfit by id, at last the unheard."""
-        places = pricer().best(self._terms, count).tolist()
+        places = self._candidates.best
         if first is not None:
             place = self._place(self._board.rows[first])
-            places = [place, *(other for other in places if other != place)][:count]
+            places = [place, *(other for other in places if other != place)][:SHOWN]
         rows, terms = self._fit[places], self._terms[places]
         why: list[str] = []
-        if len(places) < count:
-            unfit = self._filtered()[: count - len(places)]
+        if len(places) < SHOWN:
+            unfit = self._filtered()[: SHOWN - len(places)]
             why = [self._why(row) for row in unfit.tolist()]
             rows = np.concatenate((rows, unfit))
             terms = np.concatenate((terms, np.zeros((len(unfit), len(TERMS)))))

@@ -34,12 +34,18 @@ class Candidate:
 class Candidates(Sequence[Candidate]):
     """Candidates by replica id. They are made when looked at; what most rules need of all of them
     lies in arrays: `replicas`, `terms` (float64 (candidates, cost.TERMS)), and of these `scores`
-    and `overlaps` (leading blocks)."""
+    and `overlaps` (leading blocks). `best` has the places of the best scores, as many as are shown
+    of a choice, best first, ties in order."""
 
     def __init__(
-        self, replicas: list[str], terms: np.ndarray, make: Callable[[int], Candidate]
+        self,
+        replicas: list[str],
+        terms: np.ndarray,
+        best: list[int],
+        make: Callable[[int], Candidate],
     ) -> None:
         self.replicas = replicas
+        self.best = best
         self.terms = terms
         self.scores = terms[:, _SCORE]
         self.overlaps = terms[:, _OVERLAP]

@@ -34,7 +34,7 @@ class Warmroute:
 
     def pick(self, query: RouteQuery, candidates: Candidates, rng: random.Random) -> Pick:
         """The best score, unless its hot prefix deserves one more holder that waits no longer."""
-        best = self._best(candidates, None, rng)
+        best = self._choice(candidates, self._tied(candidates), rng)
         other = self._new_holder(query, candidates, best, rng)
         if other is not None:
             return Pick(candidates[other], "one more holder for a hot prefix")
@@ -52,22 +52,23 @@ class Warmroute:
         self._recent.append(pick.candidate.replica)
         self._placed[pick.candidate.replica] += 1
 
-    def _best(self, candidates: Candidates, among: np.ndarray | None, rng: random.Random) -> int:
-        """The place of the best, or of the best of those."""
-        scores = candidates.scores if among is None else candidates.scores[among]
-        first = int(scores.argmax())
-        top = candidates.terms[first if among is None else among[first]]
-        margin = max(TIE_MS, TIE_SHARE * float(top[_SAVED] + top[_PREFILL]))
-        (tied,) = (scores >= scores[first] - margin).nonzero()
-        places = (tied if among is None else among[tied]).tolist()
-        if len(places) == 1:
-            return rng.choice(places)
-        replicas = map(candidates.replicas.__getitem__, places)
-        placed = list(map(self._placed.get, replicas, repeat(0)))
-        fewest = min(placed)
-        return rng.choice(
-            [place for place, count in zip(places, placed, strict=True) if count == fewest]
-        )
+    def _tied(self, candidates: Candidates) -> list[int]:
+        """Places of the best, in order. They are rarely more than the few best that are known."""
+        best = candidates.best
+        scores = candidates.scores[best].tolist()
+        enough = scores[0] - _margin_ms(candidates, best[0])
+        if len(best) < len(candidates) and scores[-1] >= enough:
+            return (candidates.scores >= enough).nonzero()[0].tolist()
+        return sorted(place for place, score in zip(best, scores, strict=True) if score >= enough)
+
+    def _choice(self, candidates: Candidates, tied: list[int], rng: random.Random) -> int:
+        """One of those who got fewest of the last requests."""
+        if len(tied) > 1:
+            replicas = map(candidates.replicas.__getitem__, tied)
+            placed = list(map(self._placed.get, replicas, repeat(0)))
+            fewest = min(placed)
+            tied = [place for place, count in zip(tied, placed, strict=True) if count == fewest]
+        return rng.choice(tied)
 
     def _new_holder(
         self, query: RouteQuery, candidates: Candidates, best: int, rng: random.Random
@@ -80,9 +81,17 @@ class Warmroute:
         others = np.flatnonzero(candidates.overlaps < shared)
         if len(candidates) - len(others) >= deserved:
             return None
-        other = self._best(candidates, others, rng)
+        scores = candidates.scores[others]
+        first = int(scores.argmax())
+        enough = scores[first] - _margin_ms(candidates, int(others[first]))
+        other = self._choice(candidates, others[scores >= enough].tolist(), rng)
         waits_longer = _waiting_ms(candidates, other) > _waiting_ms(candidates, best) + TIE_MS
         return None if waits_longer else other
+
+
+def _margin_ms(candidates: Candidates, place: int) -> float:
+    terms = candidates.terms[place].tolist()
+    return max(TIE_MS, TIE_SHARE * (terms[_SAVED] + terms[_PREFILL]))
 
 
 def _waiting_ms(candidates: Candidates, place: int) -> float:

@@ -18,6 +18,7 @@ from router.board import row_of
 from router.cost import KERNELS, Demand, NativePricer, NumpyPricer, Pricer, declared
 from router.policies.base import Candidate
 from router.reserve import Booked
+from router.score import SHOWN
 from tests.router.brain.kit import World, hello, load, prompt
 from tests.router.brain.oracle import pick as oracle_pick
 from tests.router.brain.oracle.cost import credit
@@ -87,7 +88,7 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
         found = brain._scorer.survey(query, brain._output_tokens, world.clock())
         assert [c.replica for c in found.candidates()] == list(expected.scored)
         for mine, theirs in zip(found.candidates(), expected.candidates(), strict=True):
-            same(mine, found.shown(mine.replica, 1)[0], theirs)
+            same(mine, found.shown(mine.replica)[0], theirs)
             of, oracle_of = found.scored(mine.replica), expected.scored[mine.replica]
             assert (of.cached_tokens, of.digest_blocks, of.new_blocks) == (
                 oracle_of.cached_tokens,
@@ -97,8 +98,8 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
             assert of.ttft_ms == pytest.approx(oracle_of.price.ttft_ms)
             usable = credit(oracle_of.member, world.clock()) * oracle_of.cached_tokens
             assert of.usable_tokens == pytest.approx(usable, abs=1.0)
-        shown = found.shown(None, replicas)[len(expected.scored) :]
-        assert shown == list(expected.filtered)
+        fit = min(SHOWN, len(expected.scored))
+        assert found.shown()[fit:] == list(expected.filtered[: SHOWN - fit])
         if not expected.scored:
             continue
         dice = random.Random()
