@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.identity import KeyChain
-from router.cost import ROW
+from router.cost import ROW, Sheet
 from router.index import DigestIndex, Seats
 from router.member import Member
 from router.optimistic import OptimisticEntries
@@ -34,7 +34,8 @@ class Board:
         self.members = members
         self.replicas = [member.replica for member in members]
         self.rows = {member.replica: row for row, member in enumerate(members)}
-        self.table = np.zeros((len(members), len(ROW)))
+        self.sheet = Sheet(len(members))
+        self.table = self.sheet.table
         self.everybody = np.ones(len(members), np.uint8)
         self.everywhere = np.arange(len(members))
         self._seats: Seats | None = None

@@ -62,12 +62,24 @@ long filter(const Row *table, long n, const Ask &ask, const uint8_t *asked, uint
     return heard;
 }
 
+// Places of the `keep` best scores, best first, ties in order: most never get past the worst kept.
+void find_best(const double *terms, long width, long fit, int64_t *best, long keep) {
+    long kept = 0;
+    for (long place = 0; place < fit; place++) {
+        const double score = terms[place * width];
+        if (kept == keep && !(score > terms[best[kept - 1] * width])) continue;
+        long at = kept < keep ? kept++ : keep - 1;
+        for (; at > 0 && score > terms[best[at - 1] * width]; at--) best[at] = best[at - 1];
+        best[at] = place;
+    }
+}
+
 }  // namespace
 
 extern "C" {
 
 long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const uint8_t *asked,
-              const int32_t *depths, uint8_t *state, double *out) {
+              const int32_t *depths, uint8_t *state, double *terms_of, int64_t *best, long keep) {
     const Ask &ask = *asks;
     const long fit = filter(table, n, ask, asked, state);
     double idle_ms = INFINITY, crowd_ms = INFINITY;
@@ -76,6 +88,7 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
         idle_ms = below(idle_ms, prefill_ms(table[i], 0, ask.prompt_tokens));
         crowd_ms = below(crowd_ms, queue_ms(table[i], ask, *w));
     }
+    double *out = terms_of;
     const double blocks = std::ceil((ask.prompt_tokens + ask.output_tokens) / ask.block_tokens);
     for (long i = 0; i < n; i++) {
         if (state[i] != FIT) continue;
@@ -131,20 +144,8 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
                                 cached, needed, credit * cached};
         for (double term : terms) *out++ = term;
     }
+    if (fit) find_best(terms_of, (out - terms_of) / fit, fit, best, keep);
     return fit;
-}
-
-// Places of the `keep` best scores, best first, ties in order: most never get past the worst kept.
-long wr_best(const double *terms, long width, long fit, int64_t *best, long keep) {
-    long kept = 0;
-    for (long place = 0; place < fit; place++) {
-        const double score = terms[place * width];
-        if (kept == keep && !(score > terms[best[kept - 1] * width])) continue;
-        long at = kept < keep ? kept++ : keep - 1;
-        for (; at > 0 && score > terms[best[at - 1] * width]; at--) best[at] = best[at - 1];
-        best[at] = place;
-    }
-    return kept;
 }
 
 }  // extern "C"

@@ -71,6 +71,9 @@ TERMS = (
 )  # fmt: skip
 """What a row of the answer says of one candidate."""
 
+BEST = 16
+"""Candidates whose places are found along with the prices."""
+
 FIT, NOT_ASKED, TOO_LONG, BARRED, BREAKER, UNHEARD = range(6)
 """Why a replica is no candidate."""
 
@@ -98,24 +101,35 @@ class Demand:
         )
 
 
+class Sheet:
+    """One pool's numbers: what is known of each replica, `table` (float64 (replicas, len(ROW))),
+    and room for one answer, which the next choice takes again."""
+
+    __slots__ = ("at", "best", "state", "table", "terms")
+
+    def __init__(self, replicas: int) -> None:
+        self.table = np.zeros((replicas, len(ROW)))
+        self.state = np.empty(replicas, np.uint8)
+        self.terms = np.empty((replicas, len(TERMS)))
+        self.best = np.empty(BEST, np.int64)
+        self.at = tuple(map(address, (self.table, self.state, self.terms, self.best)))
+
+
+Prices = tuple[np.ndarray, np.ndarray, list[int]]
+"""State of each replica, uint8 (n,); terms of each candidate, float64 (fit, len(TERMS)); rows of
+the `BEST` best scores among them, best first, ties in order."""
+
+
 class Pricer(Protocol):
     """Filters and prices a whole pool."""
 
     def price(
-        self,
-        table: np.ndarray,
-        demand: Demand,
-        asked: np.ndarray,
-        depths: np.ndarray,
-        now_s: float,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(state of each replica, terms of each candidate): uint8 (n,), float64 (fit, terms).
+        self, sheet: Sheet, demand: Demand, asked: np.ndarray, depths: np.ndarray, now_s: float
+    ) -> Prices:
+        """The answer lies in the sheet: use it before it is priced again.
 
-        `table` is float64 (n, len(ROW)), `asked` uint8 (n,), `depths` int32 (n,): the leading
-        blocks that each is believed to hold."""
-
-    def best(self, terms: np.ndarray, count: int) -> np.ndarray:
-        """Rows of the `count` best scores, best first, ties in order: int64."""
+        `asked` is uint8 (n,), `depths` int32 (n,): the leading blocks that each is believed to
+        hold."""
 
 
 class NativePricer:
@@ -125,52 +139,37 @@ class NativePricer:
         self._library = library
 
     def price(
-        self,
-        table: np.ndarray,
-        demand: Demand,
-        asked: np.ndarray,
-        depths: np.ndarray,
-        now_s: float,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        replicas = len(table)
-        state, terms = np.empty(replicas, np.uint8), np.empty((replicas, len(TERMS)))
+        self, sheet: Sheet, demand: Demand, asked: np.ndarray, depths: np.ndarray, now_s: float
+    ) -> Prices:
+        table, state, terms, best = sheet.at
         fit = self._library.wr_price(
-            address(table),
-            replicas,
+            table,
+            len(sheet.state),
             _Ask(*demand.numbers(now_s)),
             _WEIGHTS_AT,
             address(asked),
             address(depths),
-            address(state),
-            address(terms),
+            state,
+            terms,
+            best,
+            BEST,
         )
-        return state, terms[:fit]
-
-    def best(self, terms: np.ndarray, count: int) -> np.ndarray:
-        rows = np.empty(count, np.int64)
-        kept = self._library.wr_best(address(terms), len(TERMS), len(terms), address(rows), count)
-        return rows[:kept]
+        return sheet.state, sheet.terms[:fit], sheet.best[:fit].tolist()
 
 
 class NumpyPricer:
     """The same without a compiler."""
 
     def price(
-        self,
-        table: np.ndarray,
-        demand: Demand,
-        asked: np.ndarray,
-        depths: np.ndarray,
-        now_s: float,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        state = _states(table, demand, asked, now_s)
+        self, sheet: Sheet, demand: Demand, asked: np.ndarray, depths: np.ndarray, now_s: float
+    ) -> Prices:
+        state = _states(sheet.table, demand, asked, now_s)
         fit = np.flatnonzero(state == FIT)
         if not fit.size:
-            return state, np.empty((0, len(TERMS)))
-        return state, _terms(_Rows(table[fit]), demand, depths[fit].astype(np.float64), now_s)
-
-    def best(self, terms: np.ndarray, count: int) -> np.ndarray:
-        return np.argsort(-terms[:, 0], kind="stable")[:count]
+            return state, np.empty((0, len(TERMS))), []
+        rows, overlap = _Rows(sheet.table[fit]), depths[fit].astype(np.float64)
+        terms = _terms(rows, demand, overlap, now_s)
+        return state, terms, np.argsort(-terms[:, 0], kind="stable")[:BEST].tolist()
 
 
 class _Rows:
@@ -312,10 +311,8 @@ def pricer() -> Pricer:
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """With argument types, so that a wrong call fails in Python."""
     pointer, long = ctypes.c_void_p, ctypes.c_long
-    library.wr_price.argtypes = [pointer, long, ctypes.POINTER(_Ask), *[pointer] * 5]
+    library.wr_price.argtypes = [pointer, long, ctypes.POINTER(_Ask), *[pointer] * 6, long]
     library.wr_price.restype = long
-    library.wr_best.argtypes = [pointer, long, long, pointer, long]
-    library.wr_best.restype = long
     return library
 
 

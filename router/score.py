@@ -14,7 +14,7 @@ import numpy as np
 
 from events.decision import CandidateTerms
 from router.board import Board
-from router.cost import FIT, ROW, TERMS, TOO_LONG, UNHEARD, Demand, pricer
+from router.cost import BEST, FIT, ROW, TERMS, TOO_LONG, UNHEARD, Demand, Prices, pricer
 from router.fleet import Fleet
 from router.member import Member
 from router.optimistic import OptimisticEntries
@@ -23,7 +23,7 @@ from router.policies.base import Candidate, Candidates
 from router.reserve import Ledger
 from router.route import RouteQuery
 
-SHOWN = 16
+SHOWN = BEST
 """Replicas that a decision tells the terms of."""
 
 Terms = NamedTuple("Terms", [(name, float) for name in TERMS])
@@ -56,20 +56,18 @@ class Field:
         query: RouteQuery,
         now_s: float,
         digest_blocks: np.ndarray,
-        state: np.ndarray,
-        terms: np.ndarray,
+        prices: Prices,
     ) -> None:
         self._board = board
         self._query = query
         self._now_s = now_s
         self._digest_blocks = digest_blocks
-        self._state = state
-        self._terms = terms
+        state, terms, best = prices
+        self._state, self._terms = state, terms
         self._fit, replicas = board.everywhere, board.replicas
         if len(terms) < len(replicas):
             self._fit = np.flatnonzero(state == FIT)
             replicas = [replicas[row] for row in self._fit.tolist()]
-        best = pricer().best(terms, SHOWN).tolist()
         self._candidates = Candidates(replicas, terms, best, self._candidate)
 
     def __len__(self) -> int:
@@ -247,8 +245,8 @@ class Scorer:
         digest_blocks = board.depths(self._fleet.index, query.chain.halves())
         depths = board.promised(self._optimistic, query.chain, digest_blocks)
         depths = self._marked(query, board, depths, now_s)
-        state, terms = self._pricer.price(board.table, demand, _asked(query, board), depths, now_s)
-        return Field(board, query, now_s, digest_blocks, state, terms)
+        prices = self._pricer.price(board.sheet, demand, _asked(query, board), depths, now_s)
+        return Field(board, query, now_s, digest_blocks, prices)
 
     def _marked(
         self, query: RouteQuery, board: Board, depths: np.ndarray, now_s: float

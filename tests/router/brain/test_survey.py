@@ -15,7 +15,7 @@ from configs.native import load_object
 from events.decision import CandidateTerms
 from events.load import DecodeFit, PrefillFit
 from router.board import row_of
-from router.cost import KERNELS, Demand, NativePricer, NumpyPricer, Pricer, declared
+from router.cost import BEST, KERNELS, Demand, NativePricer, NumpyPricer, Pricer, Sheet, declared
 from router.policies.base import Candidate
 from router.reserve import Booked
 from router.score import SHOWN
@@ -136,17 +136,25 @@ def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
     world.clock.pass_s(rng.choice([0.0, 1.0, 20.0]))
     members = [world.fleet.member(f"r{number}") for number in range(replicas)]
     booked = Booked(requests=3, prefilling=1, unseen_requests=2, unseen_prefill_ms=5.0)
-    table = np.array([row_of(m, rng.choice([booked, Booked()])) for m in members], np.float64)
+    rows = [row_of(member, rng.choice([booked, Booked()])) for member in members]
+    if rng.random() < 0.5:
+        rows[::2] = [rows[0]] * len(rows[::2])
     demand = Demand(rng.randrange(1, 5_000), rng.random() * 100, 16, rng.choice([None, 50.0]))
     asked = np.array([rng.random() < 0.9 for _ in members], np.uint8)
-    depths = np.array([rng.randrange(300) for _ in members], np.int32)
-    native: Pricer = NativePricer(declared(load_object(KERNELS)))
-    state, terms = native.price(table, demand, asked, depths, world.clock())
-    twins_state, twins_terms = NumpyPricer().price(table, demand, asked, depths, world.clock())
+    depths = np.array([rng.choice([0, rng.randrange(300)]) for _ in members], np.int32)
+    pricers: list[Pricer] = [NativePricer(declared(load_object(KERNELS))), NumpyPricer()]
+    found = [
+        pricer.price(sheet_of(rows), demand, asked, depths, world.clock()) for pricer in pricers
+    ]
+    (state, terms, best), (twins_state, twins_terms, twins_best) = found
     np.testing.assert_array_equal(state, twins_state)
     np.testing.assert_allclose(terms, twins_terms, rtol=1e-12, atol=1e-9)
     assert np.isfinite(terms).all()
-    for count in (1, 16, 100):
-        terms[::2, 0] = terms[0, 0] if len(terms) else 0
-        best = native.best(terms, count)
-        np.testing.assert_array_equal(best, NumpyPricer().best(terms, count))
+    assert terms[best, 0].tolist() == pytest.approx(twins_terms[twins_best, 0].tolist())
+    assert best == np.argsort(-terms[:, 0], kind="stable")[:BEST].tolist()
+
+
+def sheet_of(rows: list[tuple[float, ...]]) -> Sheet:
+    sheet = Sheet(len(rows))
+    sheet.table[:] = rows
+    return sheet
