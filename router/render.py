@@ -54,12 +54,17 @@ def _cache(max_bytes: int) -> TextCache:
 
 
 def _chars(value: Any) -> int:
-    """How much a template has to read; what is no text counts for a few characters."""
+    """About how much a template has to read; what is no text counts for a few characters."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
         return sum(map(_chars, value)) + sum(map(_chars, value.values()))
     return sum(map(_chars, value)) if isinstance(value, list) else 8
+
+
+def _message_chars(message: dict[str, Any]) -> int:
+    """The same for a message: its fields have known names."""
+    return sum(len(each) if type(each) is str else _chars(each) for each in message.values())
 
 
 class Renderer:
@@ -122,7 +127,7 @@ class Renderer:
     async def _segments(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[Segment]:
-        chars = _chars(messages) + _chars(tools)
+        chars = sum(map(_message_chars, messages)) + _chars(tools)
         try:
             if chars <= INLINE_TEMPLATE_CHARS:
                 return self._template.render(messages, tools)

@@ -26,10 +26,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from configs.model.conversation import check, normalise
 from configs.model.errors import ModelError, TemplateError
 from configs.model.segment import Segment as Segment
+from configs.model.skeleton import Skeleton, holes, is_traceable, plain
 
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
 MAX_MESSAGE_CHARS = 200
 _SHORT_CHARS, _SHORT_KEPT = 32, 1_024
+_SKELETONS_KEPT, _MAX_COPIES = 256, 4
 _PRIVATE_RANGES = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
@@ -66,6 +68,17 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
     return environment
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether no half of a surrogate pair is in it."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _strings(value: Any) -> chain[str]:
@@ -165,13 +178,16 @@ class ChatTemplate:
         environment = _environment(now)
         try:
             self._template = environment.from_string(source)
-            self.supports_tools = "tools" in find_undeclared_variables(environment.parse(source))
+            tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"the chat template can't be compiled: {error}") from error
+        self.supports_tools = "tools" in find_undeclared_variables(tree)
         self._markers = dict(markers)
         self._variables = dict(variables or {})
         self._reserved = (source, *self._variables.values(), *self._markers)
         self._breaker = _Breaker(markers)
+        self._traceable = is_traceable(tree, self._reserved)
+        self._skeleton = lru_cache(_SKELETONS_KEPT)(self._make_skeleton)
         parts = ["wr-template-1", source, sorted(self._variables.items()), sorted(markers.items())]
         self.fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -189,7 +205,51 @@ class ChatTemplate:
         """
         if tools and not self.supports_tools:
             raise TemplateError("this model's chat template has no place for tools")
+        if not tools and (found := self._filled(messages, add_generation_prompt)) is not None:
+            return found
         check(tools)
+        return self._render_fully(messages, tools, add_generation_prompt)
+
+    def _filled(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool
+    ) -> list[Segment] | None:
+        """The same for plain messages without a marker, without running the template."""
+        if not self._traceable or not isinstance(messages, list) or not messages:
+            return None
+        known = plain(messages)
+        if known is None:
+            return None
+        roles, contents = known
+        if any(map(self._breaker.cuts, contents)) or not all(map(_is_unicode, contents)):
+            return None
+        skeleton = self._skeleton(roles, add_generation_prompt)
+        return None if skeleton is None else skeleton.filled(contents)
+
+    def _make_skeleton(
+        self, roles: tuple[str, ...], add_generation_prompt: bool
+    ) -> Skeleton | None:
+        """None where the template looks into the texts, or refuses these roles."""
+        values = {"messages": holes(roles), "add_generation_prompt": add_generation_prompt}
+        try:
+            text = self._rendered(values | {"tools": None}, "")
+        except TemplateError:
+            return None
+        skeleton = Skeleton(text, lambda text: self._segments(text, ""))
+        if skeleton.copies > _MAX_COPIES * len(roles):
+            return None  # how much is written has to be watched
+        for content in ("", "a word", " \n"):
+            messages = [{"role": role, "content": content} for role in roles]
+            whole = self._render_fully(messages, None, add_generation_prompt)
+            if skeleton.filled([content] * len(roles)) != whole:
+                return None
+        return skeleton
+
+    def _render_fully(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> list[Segment]:
         given = {"messages": normalise(messages), "tools": tools or None}
         values = given | {"add_generation_prompt": add_generation_prompt}
         strings = list(_strings(given))
