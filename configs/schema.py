@@ -46,6 +46,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     dtype: "auto" is bfloat16 where the CPU has AMX or AVX512-BF16 (or on CUDA), else float32.
     kernel: "auto" takes the native CPU kernel where a compiler is found, "torch" never does.
+    kv_events, kv_events_replay: ZMQ addresses on this machine (tcp://127.0.0.1:5557, ipc://...) at
+    which the cache's changes are published as vLLM does, token ids in clear; empty for none.
     """
 
     id: str
@@ -68,6 +70,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hello_ms: float = 2_000.0
     mailbox_bytes: int = 262_144
     drain_s: float = 20.0
+    kv_events: str = ""
+    kv_events_replay: str = ""
 
 
 class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -46,6 +46,7 @@ from replica.front.output import StepQueue
 from replica.publish import Publisher
 
 if TYPE_CHECKING:
+    from replica.kv_events.publisher import KvEventPublisher
     from replica.sched.plan import Runner
 
 log = logging.getLogger("replica")
@@ -219,6 +220,10 @@ async def serve(parts: Parts) -> None:
     async with contextlib.AsyncExitStack() as ending:
         queue = StepQueue(asyncio.get_running_loop())
         engine = EngineThread(parts.runner, queue, parts.replica, secret)
+        if parts.replica.kv_events:
+            telling = _tell_others(engine, parts)
+            ending.push_async_callback(telling.close)
+            await telling.start()
         engine.start()
         ending.push_async_callback(asyncio.to_thread, engine.close, CLOSE_S)
 
@@ -241,6 +246,21 @@ async def serve(parts: Parts) -> None:
         print(f"READY {parts.url}", flush=True)
         await _until_stopped(front, publisher, stop)
         await _drain(front, publisher, stop, parts.replica.drain_s)
+
+
+def _tell_others(engine: EngineThread, parts: Parts) -> KvEventPublisher:
+    """The cache's changes in vLLM's format, from the first one on. Raises ConfigError."""
+    # Late: pyzmq is an extra, and few publish.
+    try:
+        from replica.kv_events.publisher import KvEventPublisher
+    except ModuleNotFoundError:
+        raise ConfigError("kv_events needs pyzmq: pip install 'warmroute[bridge]'") from None
+    from replica.kv_events.log import KvEventLog
+
+    changes = KvEventLog(parts.replica.block_tokens)
+    engine.scheduler.cache.watcher = changes
+    replica = parts.replica
+    return KvEventPublisher(changes, replica.kv_events, replica.kv_events_replay)
 
 
 async def _until_stopped(front: FrontApp, publisher: Publisher, stop: StopRequest) -> None:

@@ -12,11 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Protocol
 
 from events.errors import InvariantError
 from replica.cache.evict import LruQueue
 from replica.cache.journal import Journal
 from replica.cache.pool import BlockPool, BlockState
+
+
+class CacheWatcher(Protocol):
+    """Told of each block with its tokens, on the engine thread: must return at once."""
+
+    def stored(self, key: bytes, parent: bytes | None, tokens: bytes) -> None:
+        """The block's first copy is there."""
+
+    def removed(self, key: bytes) -> None:
+        """Its last copy is gone."""
 
 
 class Node:
@@ -79,6 +90,7 @@ class PrefixCache:
         self.journal = journal
         self.open_leases = 0
         self.collisions = 0
+        self.watcher: CacheWatcher | None = None
         self.parked: list[int] = []
         self._block_bytes = 4 * block_tokens
         self._nodes: dict[bytes, Node] = {}
@@ -122,6 +134,8 @@ class PrefixCache:
             if parent is not None:
                 parent.children += 1
             self.journal.stored(key)
+            if self.watcher is not None:
+                self.watcher.stored(key, parent.key if parent is not None else None, tokens)
         elif node.parent is not parent or node.tokens != tokens:
             self.collisions += 1
             return None
@@ -212,3 +226,5 @@ class PrefixCache:
         (block,) = node.copies
         self._forget_copy(node, block)
         self.journal.removed(node.key)
+        if self.watcher is not None:
+            self.watcher.removed(node.key)
