@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import mmh3
 
 from events.errors import CoreError, UserError
+from events.load import OWN_ENGINE
 from router.compute import ONE_TOKEN, compute
 from router.dispatch import Job
 from router.services import Services
@@ -39,13 +40,16 @@ class Warmer:
         self._of = services
 
     async def warm(self, tenant: Tenant, prompt: bytes, replicas: int) -> list[Probe]:
-        """Warm on `replicas` linked replicas, then probe each. Raises UserError."""
+        """Warm on `replicas` linked replicas of our own, then probe each. Raises UserError."""
         pool = self._of.jobs.pool()
         job = self._of.jobs.make("warm", tenant, prompt, ONE_TOKEN, pool)
         names = [
             view.replica
             for view in self._of.fleet.replicas()
-            if view.linked and view.pool == job.pool and view.state != "draining"
+            if view.linked
+            and view.pool == job.pool
+            and view.state != "draining"
+            and view.hello.engine == OWN_ENGINE
         ]
         if not 1 <= replicas <= len(names):
             raise _refusal(f"between 1 and {len(names)} replicas can be warmed", "replicas")

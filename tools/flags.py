@@ -26,6 +26,14 @@ def factor(text: str) -> float:
     return number
 
 
+def natural(text: str) -> int:
+    """An integer from 0 on."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("takes 0 or more")
+    return number
+
+
 def port(text: str) -> int:
     """A TCP port; 0 means any free one."""
     number = int(text)

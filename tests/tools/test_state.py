@@ -11,8 +11,10 @@ import pytest
 
 from configs.load import load_cluster, to_toml
 from configs.schema import ClusterConfig, ModelConfig
+from tests.fakes.tiny_model import write_tiny_gguf
 from tools.errors import CommandError
 from tools.up.cluster import UpOptions, check_port_free, cluster_config
+from tools.up.command import options_of
 from tools.up.state import lock, open_state, read_keys, sha256_hex, write_cluster
 
 
@@ -99,3 +101,27 @@ def test_a_cluster_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text(to_toml(config))
     assert load_cluster(file, environ={}) == config
+
+
+def test_servers_of_other_kinds_share_what_the_replicas_say(tmp_path: Path) -> None:
+    options = options_of(
+        [
+            *("--replicas", "0", "--backend", "http://127.0.0.1:8100", "--backend-model", "up"),
+            *("--model", str(write_tiny_gguf(tmp_path / "m.gguf"))),
+            *("--backend", "http://127.0.0.1:8101", "--block-tokens", "32", "--bridge"),
+        ]
+    )
+    config = cluster_config(options, open_state(tmp_path / "state"), "nats://127.0.0.1:1")
+    assert [backend.id for backend in config.backends] == ["b0", "b1"]
+    assert {backend.block_tokens for backend in config.backends} == {32}
+    assert {backend.events for backend in config.backends} == {"bridge"}
+    assert config.replicas == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [(["--replicas", "0"], "needs a --backend"), (["--backend", "file:///x"], "--backend: ")],
+)
+def test_what_no_backend_can_be_is_refused(flags: list[str], why: str) -> None:
+    with pytest.raises(CommandError, match=why):
+        options_of(flags)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from configs.schema import (
+    BackendConfig,
     BusConfig,
     ClusterConfig,
     ModelConfig,
@@ -54,6 +55,9 @@ class UpOptions:
     bus_port: int = 0
     replicas: int = 2
     routers: int = 1
+    backends: tuple[str, ...] = ()
+    backend_model: str = ""
+    bridge: bool = False
     policy: str = "warmroute"
     replica_settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -83,6 +87,25 @@ def is_loopback(host: str) -> bool:
 def replica_names(options: UpOptions) -> tuple[str, ...]:
     """r0, r1, ..."""
     return tuple(f"r{index}" for index in range(options.replicas))
+
+
+def backend_names(options: UpOptions) -> tuple[str, ...]:
+    """b0, b1, ..."""
+    return tuple(f"b{index}" for index in range(len(options.backends)))
+
+
+def backend_configs(options: UpOptions) -> tuple[BackendConfig, ...]:
+    """Servers that run already. They share our replicas' pool where both say the same dtype."""
+    dtype = options.replica_settings.get("dtype", "auto")
+    shared = {"dtype": dtype} if dtype != "auto" else {}
+    blocks = {"block_tokens": options.replica_settings.get("block_tokens", 16)}
+    events = "bridge" if options.bridge else "none"
+    return tuple(
+        BackendConfig(
+            id=name, url=url, model=options.backend_model, events=events, **shared, **blocks
+        )  # type: ignore[arg-type]
+        for name, url in zip(backend_names(options), options.backends, strict=True)
+    )
 
 
 def router_names(options: UpOptions) -> tuple[str, ...]:
@@ -115,6 +138,7 @@ def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> Clu
             allow_anonymous=is_loopback(options.host),
         ),
         replicas=replicas,
+        backends=backend_configs(options),
         tenants=(TenantConfig(name="default", key_sha256=(sha256_hex(state.keys.api_key),)),),
     )
 
@@ -132,6 +156,7 @@ class LocalCluster:
         self._lock = -1
         self._nats: EmbeddedNats | None = None
         self._replicas: list[Child] = []
+        self._bridges: list[Child] = []
         self._routers: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[str] | None = None
@@ -173,10 +198,11 @@ class LocalCluster:
         self._failed = asyncio.get_running_loop().create_future()
         await self._start_bus()
         await self._start_replicas()
+        await self._start_bridges()
         await self._start_routers()
 
     async def _start_bus(self) -> None:
-        names = replica_names(self._options)
+        names = (*replica_names(self._options), *backend_names(self._options))
         self._nats = EmbeddedNats(
             self.state.folder / "nats",
             self._options.cluster,
@@ -206,6 +232,8 @@ class LocalCluster:
 
     async def _start_replicas(self) -> None:
         assert self._nats is not None
+        if not self._options.replicas:
+            return
         self._say(f"replicas {self._options.replicas} starting (loading the model)")
         self._replicas = [
             self._child(name, "replica.server", self._nats.replica(name), ("--replica", name))
@@ -218,6 +246,19 @@ class LocalCluster:
         url = await child.start(READY_S)
         self._say(f"replica  {child.name} ready after {time.monotonic() - began:.1f} s ({url})")
         self._watch(child)
+
+    async def _start_bridges(self) -> None:
+        assert self._nats is not None
+        if not self._options.bridge:
+            return
+        self._bridges = [
+            self._child(f"bridge-{name}", "tools.bridge", self._nats.replica(name), ("--id", name))
+            for name in backend_names(self._options)
+        ]
+        for child in self._bridges:
+            url = await child.start(READY_S)
+            self._say(f"bridge   {child.name} beside {url}")
+            self._watch(child)
 
     async def _start_routers(self) -> None:
         assert self._nats is not None
@@ -248,7 +289,7 @@ class LocalCluster:
 
     async def _wait_linked(self, url: str) -> None:
         """Until the gateway can send to every replica: no first request comes too early."""
-        missing = set(replica_names(self._options))
+        missing = {*replica_names(self._options), *backend_names(self._options)}
         deadline_s = time.monotonic() + LINK_S
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LINK_S)) as session:
             gateway = AdminClient(session, url, self.state.keys.admin_key)
@@ -295,7 +336,7 @@ class LocalCluster:
 
     def hurry(self) -> None:
         """Stop waiting for children that drain: kill them."""
-        for child in (*self._routers, *self._replicas):
+        for child in (*self._routers, *self._bridges, *self._replicas):
             child.kill()
 
     def _fail(self, reason: str) -> None:
@@ -307,7 +348,7 @@ class LocalCluster:
             task.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await asyncio.gather(*(child.stop() for child in self._routers))
-        await asyncio.gather(*(child.stop() for child in self._replicas))
+        await asyncio.gather(*(child.stop() for child in (*self._bridges, *self._replicas)))
         if self._nats is not None:
             await self._nats.stop()
         if self._lock >= 0:

@@ -12,10 +12,11 @@ from pathlib import Path
 from configs.model.weights import open_weights
 from configs.schema import ReplicaConfig
 from events.subjects import check_id
+from router.backends.roster import base_url
 from router.policies import POLICIES
 from tools.errors import CommandError
 from tools.fetch import default_model
-from tools.flags import port, positive
+from tools.flags import natural, port, positive
 from tools.up.cluster import LocalCluster, UpOptions
 from tools.up.state import default_folder
 
@@ -49,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help=f"where the gateway listens {default}")
     add("--port", type=port, default=8000, help=f"the first gateway's port, 0: any free {default}")
     add("--bus-port", type=port, default=0, help="nats-server's port (default: any free)")
-    add("--replicas", type=positive, default=2, help=f"how many, up to {REPLICAS_MAX} {default}")
+    add("--replicas", type=natural, default=2, help=f"how many, up to {REPLICAS_MAX} {default}")
     add("--routers", type=positive, default=1, help=f"how many, up to {ROUTERS_MAX} {default}")
     add("--model", type=Path, help=f"a GGUF file or a safetensors folder (default: {DEFAULT_NAME})")
     add("--model-name", help="what clients call the model (default: its file's name)")
@@ -61,8 +62,22 @@ def _parser() -> argparse.ArgumentParser:
         choices=("auto", "float32", "bfloat16"),
         help=f"of the weights and the KV blocks {default}",
     )
+    add("--block-tokens", type=positive, default=16, help=f"tokens of one KV block {default}")
     add("--kv-blocks", type=positive, default=2048, help=f"KV blocks of each replica {default}")
     add("--threads", type=positive, default=1, help=f"CPU threads of each replica {default}")
+    add(
+        "--backend",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="an OpenAI-compatible server that runs already, as a replica; may be repeated",
+    )
+    add("--backend-model", default="", help="the backends' own name for the model")
+    add(
+        "--bridge",
+        action="store_true",
+        help="follow the backends' KV events (vLLM, SGLang); --block-tokens must be theirs",
+    )
     add("--cluster", default="local", help=f"the cluster's name on the bus {default}")
     add("--state", type=Path, help="folder for keys and logs (default: one per cluster name)")
     return parser
@@ -73,6 +88,13 @@ def options_of(argv: Sequence[str]) -> UpOptions:
     flags = _parser().parse_args(argv)
     if flags.replicas > REPLICAS_MAX:
         raise CommandError(f"--replicas takes 1 to {REPLICAS_MAX}")
+    if not flags.replicas and not flags.backend:
+        raise CommandError("--replicas 0 needs a --backend")
+    for url in flags.backend:
+        try:
+            base_url(url)
+        except ValueError as error:
+            raise CommandError(f"--backend: {error}") from None
     if flags.routers > ROUTERS_MAX:
         raise CommandError(f"--routers takes 1 to {ROUTERS_MAX}")
     try:
@@ -92,10 +114,14 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         bus_port=flags.bus_port,
         replicas=flags.replicas,
         routers=flags.routers,
+        backends=tuple(flags.backend),
+        backend_model=flags.backend_model,
+        bridge=flags.bridge,
         policy=flags.policy,
         replica_settings={
             "device": flags.device,
             "dtype": flags.dtype,
+            "block_tokens": flags.block_tokens,
             "kv_blocks": flags.kv_blocks,
             "threads": flags.threads,
         },
