@@ -135,7 +135,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `link_hosts`: hosts beyond loopback on which replicas may announce their link. `shadow_policy`:
     scores live traffic beside `policy` and routes nothing; empty for none. `max_inflight_tokens`
     bounds prompts and answers inside: an answer counts for `expected_answer_tokens`, or less where
-    less was asked for, until it has come to more. `prefill_ahead_ms`: how much prefill a replica is
+    less was asked for, until it has come to more. `max_reading_bytes`
+    bounds the bodies that are being read. `prefill_ahead_ms`: how much prefill a replica is
     given beyond what it computes; the rest waits in the router, where `max_queued_requests` and
     `max_queued_tokens` bound it, one tenant's at half of that. `tls`: serve HTTPS.
     """
@@ -150,6 +151,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tls: TlsConfig | None = None
     allow_anonymous: bool = True
     max_body_bytes: int = 8 * 1024 * 1024
+    max_reading_bytes: int = 256 * 1024 * 1024
     max_connections: int = 2_000
     max_inflight_tokens: int = 1_000_000
     expected_answer_tokens: int = 1_024

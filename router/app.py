@@ -25,6 +25,7 @@ from router.openai import faults
 from router.openapi.document import document
 from router.services import Services
 from router.shadow import Shadow
+from router.stages import register_stages
 from router.tenant_admin import TenantAdmin
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -115,9 +116,19 @@ def _register_gauges(services: Services) -> None:
     backends = services.backends
     metrics.gauge("inflight_requests", "Requests inside", lambda: gate.requests)
     metrics.gauge("inflight_tokens", "Tokens that they count for", lambda: gate.tokens)
-    queue = services.admitter.queue
-    metrics.gauge("queued_requests", "Requests that wait for their turn", lambda: queue.requests)
-    metrics.gauge("queued_tokens", "Tokens that they count for", lambda: queue.tokens)
+    admitter = services.admitter
+    metrics.counters(
+        "client_retries",
+        "Requests that clients say they repeat",
+        (),
+        lambda: [((), admitter.client_retries)],
+    )
+    metrics.counters(
+        "degraded",
+        "Requests of which something was made less",
+        ("what",),
+        lambda: [((what,), count) for what, count in admitter.degraded.items()],
+    )
     metrics.gauge("inflight_attempts", "Attempts on all links", lambda: links.in_flight)
     metrics.gauge("links_up", "Links that requests can be sent on", lambda: len(links.up()))
     metrics.gauge("backends_up", "Backends of other kinds that answer", lambda: backends.up)
@@ -172,6 +183,7 @@ def build_app(
 ) -> web.Application:
     """The application; it starts and stops nothing."""
     _register_gauges(services)
+    register_stages(services.metrics, services, door)
     generator = Generator(services)
     app = web.Application(
         middlewares=[door.middleware, error_middleware(services.metrics)],

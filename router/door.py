@@ -44,7 +44,7 @@ class Door:
         self, limit: int, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.refused = 0
-        self._limit = limit
+        self.limit = limit
         self._idle_s = idle_s
         self._clock = clock
         self._http: web.Server | None = None
@@ -73,6 +73,16 @@ class Door:
             self._socket.close()
 
     @property
+    def connections(self) -> int:
+        """Open ones."""
+        return len(self._http.connections) if self._http is not None else 0
+
+    def idlest_s(self) -> float:
+        """For how long the idlest connection has been so."""
+        now_s = self._clock()
+        return now_s - min(self._idle_since_s.values(), default=now_s)
+
+    @property
     def address(self) -> tuple[str, int]:
         """Where it listens."""
         assert self._socket is not None
@@ -98,10 +108,10 @@ class Door:
 
     def _protocol(self) -> asyncio.BaseProtocol:
         assert self._http is not None
-        if len(self._http.connections) >= self._limit:
+        if len(self._http.connections) >= self.limit:
             self.refused += 1
             return _Refusal()
-        if len(self._idle_since_s) > 2 * self._limit:
+        if len(self._idle_since_s) > 2 * self.limit:
             self._forget_gone()
         protocol = Connection(self._http)
         self._idle_since_s[protocol] = self._clock()

@@ -7,12 +7,14 @@ import hmac
 import random
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
 from router.dispatch import Job
+from router.held import Held
 from router.pace import DrainRate, retry_after_s
 from router.tenants import Tenant, Tenants, hash_key
 
@@ -80,7 +82,8 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        self.requests = 0
+        self.held = Held(config.max_connections, clock)
+        self.refused: Counter[str] = Counter()
         self.tokens = 0
         self._config = config
         self._tenants = tenants
@@ -88,6 +91,11 @@ class Gate:
         self._rng = rng or random.Random()
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def requests(self) -> int:
+        """Inside now."""
+        return len(self.held)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Until nobody is inside; False when that takes too long."""
@@ -129,7 +137,8 @@ class Gate:
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count one request. Raises UserError (503) over the bound."""
-        if self.requests >= self._config.max_connections:
+        if not self.held.fits(1):
+            self.held.refused["full"] += 1
             raise UserError(
                 CoreError(
                     status=503,
@@ -139,12 +148,13 @@ class Gate:
                     retry_after_s=retry_after_s(1.0, self._rng),
                 )
             )
-        self.requests += 1
+        owner = object()
+        self.held.add(owner, 1)
         self._idle.clear()
         try:
             yield
         finally:
-            self.requests -= 1
+            self.held.remove(owner)
             if not self.requests:
                 self._idle.set()
 
@@ -162,6 +172,7 @@ class Gate:
             message = f"the request counts for {tokens} tokens; {limit} are allowed at once"
             raise UserError(CoreError(status=413, message=message, code="request_too_large"))
         if self.tokens + tokens > limit:
+            self.refused["full"] += 1
             raise self._full(self.tokens + tokens - limit)
         self.tokens += tokens
         admission = Admission(self, tokens, sum(job.prompt_tokens for job in jobs))

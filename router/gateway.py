@@ -26,6 +26,7 @@ from router.announce import Announcer
 from router.app import build_app
 from router.backends.backends import Backends
 from router.beacon import Beacon
+from router.bodies import Bodies
 from router.choose import RouterBrain
 from router.compute import Recompute, Unheard
 from router.dash.server import Dashboard
@@ -210,6 +211,7 @@ class Gateway:
             backends=backends,
             tenants=tenants,
             gate=gate,
+            bodies=Bodies(router.max_reading_bytes),
             admitter=admitter,
             registry=registry,
             prefixes=prefixes,

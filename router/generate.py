@@ -16,10 +16,11 @@ from events.errors import CoreError, UserError
 from router.answers import Answers
 from router.backends.attempt import ForeignChosenError
 from router.backends.relay import RelayCall
+from router.degrade import Asked
 from router.dispatch import Job
 from router.failover import Run
 from router.fleet import Pool
-from router.http import read_body, request_id
+from router.http import request_id
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.completions import CompletionCollector, CompletionStream
 from router.openai.parse import parse_chat, parse_completion
@@ -72,6 +73,7 @@ class Generator:
             limits = self._of.limits(pool)
             asked = parse_chat(body, limits)
             prompt = await self._of.renderer.chat(asked.messages, asked.tools, tenant=tenant.name)
+            asked, tenant = self._degrade(request, tenant, asked, [prompt], limits)
             jobs = self._jobs(request, tenant, asked, [prompt], limits, pool)
             answers = await self._place(held, tenant, jobs, whole=not asked.stream)
             kind = ChatStream if asked.stream else ChatCollector
@@ -91,6 +93,7 @@ class Generator:
             asked = parse_completion(body, limits)
             render = self._of.renderer.prompt
             prompts = [await render(prompt, tenant=tenant.name) for prompt in asked.prompts]
+            asked, tenant = self._degrade(request, tenant, asked, prompts, limits)
             jobs = self._jobs(request, tenant, asked, prompts, limits, pool)
             answers = await self._place(held, tenant, jobs, whole=not asked.stream)
             kind = CompletionStream if asked.stream else CompletionCollector
@@ -112,7 +115,21 @@ class Generator:
             )
         tenant = self._of.gate.authenticate(request.headers)
         self._of.admitter.enter(held, request, tenant)
-        return tenant, await read_body(request)
+        return tenant, await self._of.bodies.read(request)
+
+    def _degrade(
+        self,
+        request: web.Request,
+        tenant: Tenant,
+        asked: Asked,
+        prompts: Sequence[RenderedPrompt],
+        limits: Limits,
+    ) -> tuple[Asked, Tenant]:
+        """Backends of other kinds get the body as it came, so nothing is changed for them."""
+        if self._of.dispatcher.backends:
+            return asked, tenant
+        room_tokens = limits.context_tokens - max(prompt.tokens for prompt in prompts)
+        return self._of.admitter.degrade(request, tenant, asked, room_tokens)
 
     def _jobs(
         self,

@@ -100,6 +100,17 @@ class ReplicaLink:
         return len(self._sinks)
 
     @property
+    def unsent_bytes(self) -> int:
+        """What waits for the socket."""
+        return self._outgoing.unsent_bytes
+
+    def slowest_reader(self) -> tuple[int, float]:
+        """(bytes that wait for one client, seconds since its replica was told to hold): the most
+        of all."""
+        waits = (sink.waits() for sink in self._sinks.values())
+        return max(waits, default=(0, 0.0))
+
+    @property
     def stalled(self) -> bool:
         """Whether the replica, which gives signs of life, has been silent for too long."""
         if not (self.up and self._resumes):
@@ -144,7 +155,8 @@ class ReplicaLink:
         if not self.up:
             raise transport_failure("the replica is not connected")
         frame = encode(request)
-        if len(frame) > MAX_LINK_FRAME_BYTES or self._outgoing.unsent_bytes > MAX_OUTBOX_BYTES:
+        if len(frame) > MAX_LINK_FRAME_BYTES or self.unsent_bytes > MAX_OUTBOX_BYTES:
+            self.counts["outbox_full"] += 1
             raise transport_failure("the request does not fit on the link")
         self._sinks[sink.key] = sink
         self._post(frame)

@@ -105,6 +105,10 @@ class Metrics:
         """A stream that had begun ended with an error; `cause` is a kind of AttemptError."""
         self._faults[cause,] += 1
 
+    def stream_errors(self, cause: str) -> int:
+        """How many streams ended so."""
+        return self._faults[cause,]
+
     def decided(self, decision: RouteDecision) -> None:
         """A choice was made."""
         self._decisions[()] += 1

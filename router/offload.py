@@ -9,6 +9,7 @@ from concurrent.futures import Executor, Future
 from typing import TypeVar
 
 from events.errors import CoreError, UserError
+from router.held import Held
 
 T = TypeVar("T")
 
@@ -33,10 +34,9 @@ class Offload:
 
     def __init__(self, executor: Executor, max_pending: int, timeout_s: float) -> None:
         self._executor = executor
-        self._max_pending = max_pending
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self.pending = 0
+        self.held = Held(max_pending)
 
     async def run(self, size: int, work: Callable[[threading.Event], T]) -> T:
         """The result of `work(stopped)`; long work looks at `stopped` now and then.
@@ -44,15 +44,15 @@ class Offload:
         Raises UserError 429 when too much is pending, 503 past the deadline. Cancelling, or the
         deadline, takes waiting work out of the queue and tells running work to stop.
         """
-        self._book(size)
         stopped = threading.Event()
+        self._book(stopped, size)
         try:
             future = self._executor.submit(work, stopped)
         except RuntimeError:
-            self._book(-size)
+            self._release(stopped)
             raise
         # The size is given back when the thread is really through, not when the caller left.
-        future.add_done_callback(lambda _: self._book(-size))
+        future.add_done_callback(lambda _: self._release(stopped))
         return await self._wait(future, stopped)
 
     async def _wait(self, future: Future[T], stopped: threading.Event) -> T:
@@ -64,8 +64,13 @@ class Offload:
         finally:
             stopped.set()
 
-    def _book(self, size: int) -> None:
+    def _book(self, work: threading.Event, size: int) -> None:
         with self._lock:
-            if size > 0 and self.pending + size > self._max_pending:
+            if not self.held.fits(size):
+                self.held.refused["full"] += 1
                 raise UserError(_BUSY)
-            self.pending += size
+            self.held.add(work, size)
+
+    def _release(self, work: threading.Event) -> None:
+        with self._lock:
+            self.held.remove(work)

@@ -18,6 +18,7 @@ from router.choose import RouterBrain
 from router.credit import Credit
 from router.dispatch import Job
 from router.fair import Entry, FairQueue
+from router.held import Held
 from router.pace import DrainRate, retry_after_s
 from router.tenants import Tenant
 
@@ -70,7 +71,7 @@ class _BusyClock:
 
 
 class RequestQueue:
-    """`requests` and `tokens` wait; `refused` counts by reason."""
+    """`held`: who waits, by the tokens that each counts for."""
 
     def __init__(
         self,
@@ -79,9 +80,7 @@ class RequestQueue:
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        self.requests = 0
-        self.tokens = 0
-        self.refused: Counter[str] = Counter()
+        self.held = Held(config.max_queued_tokens, clock)
         self._brain = brain
         self._config = config
         self._clock = clock
@@ -94,6 +93,23 @@ class RequestQueue:
         self._drained = DrainRate(self._busy)
         self._looking = False
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def requests(self) -> int:
+        """How many wait."""
+        return len(self.held)
+
+    @property
+    def tokens(self) -> int:
+        """What they count for."""
+        return int(self.held.depth)
+
+    @property
+    def fullness(self) -> float:
+        """How much of its bounds is taken, 0 to 1."""
+        return max(
+            self.requests / self._config.max_queued_requests, self.held.depth / self.held.limit
+        )
 
     @property
     def waiting_pools(self) -> frozenset[str]:
@@ -159,8 +175,7 @@ class RequestQueue:
 
     def _add(self, entry: _Waiting) -> None:
         self._pools.setdefault(entry.pool, FairQueue()).add(entry)
-        self.requests += 1
-        self.tokens += entry.tokens
+        self.held.add(entry, entry.tokens)
         self._own_requests[entry.tenant] += 1
         self._own_tokens[entry.tenant] += entry.tokens
         self._busy.run(True)
@@ -169,8 +184,7 @@ class RequestQueue:
     def _left(self, entry: _Waiting) -> None:
         if not self._pools[entry.pool]:
             del self._pools[entry.pool]
-        self.requests -= 1
-        self.tokens -= entry.tokens
+        self.held.remove(entry)
         self._own_requests[entry.tenant] -= 1
         self._own_tokens[entry.tenant] -= entry.tokens
         if not self._own_requests[entry.tenant]:
@@ -207,7 +221,7 @@ class RequestQueue:
             entry.turn.set_result(None)
 
     def _refusal(self, reason: str, wait_s: float) -> UserError:
-        self.refused[reason] += 1
+        self.held.refused[reason] += 1
         full = reason == "full"
         return UserError(
             CoreError(

@@ -14,6 +14,7 @@ from typing import Any
 from configs.model.card import ModelCard
 from configs.model.errors import TemplateError
 from configs.model.segment import Segment
+from router.held import Held
 from router.offload import Offload
 from router.openai import faults
 from router.pieces import Pieces
@@ -116,6 +117,11 @@ class Renderer:
         if not prompt and not self._bos:
             raise faults.empty_string("prompt")
         return RenderedPrompt(await self._pieces.join([self._bos, prompt], tenant, "prompt"))
+
+    @property
+    def pending(self) -> Held:
+        """Characters that wait for a thread or are in one."""
+        return self._offload.held
 
     def remember(self, tenant: str, text: str, token_ids: Sequence[int]) -> bool:
         """Keep a turn that the model generated, so that it is rendered with its original ids.

@@ -9,6 +9,7 @@ from configs.model.card import ModelCard
 from configs.schema import ClusterConfig
 from router.admit import Admitter
 from router.backends.backends import Backends
+from router.bodies import Bodies
 from router.choose import RouterBrain
 from router.dispatch import Dispatcher
 from router.failover import RetryBudget
@@ -47,6 +48,7 @@ class Services:
     backends: Backends
     tenants: Tenants
     gate: Gate
+    bodies: Bodies
     admitter: Admitter
     prefixes: PublicPrefixes
     registry: Registry

@@ -113,6 +113,12 @@ class AttemptSink:
         """What waits for the reader."""
         return self._bytes
 
+    def waits(self) -> tuple[int, float]:
+        """(bytes that wait for the reader, seconds since the replica was told to hold)."""
+        if self._hold_timer is None:
+            return self._bytes, 0.0
+        return self._bytes, asyncio.get_running_loop().time() - self._held_since_s
+
     @property
     def held(self) -> bool:
         """Whether the replica was told to hold."""

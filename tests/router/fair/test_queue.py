@@ -43,7 +43,7 @@ async def test_O4_the_queue_is_bounded_in_requests_and_one_tenant_at_half() -> N
         tasks = [asyncio.create_task(fleet.ask(ALICE, unique(2_048))) for _ in range(6)]
         await asyncio.sleep(1)
         await refused(fleet)
-        assert fleet.queue.refused == {"full": 1}
+        assert fleet.queue.held.refused == {"full": 1}
         tasks += [asyncio.create_task(fleet.ask(BOB, unique(2_048))) for _ in range(5)]
         await asyncio.sleep(0)
         assert fleet.queue.requests == 10
@@ -70,7 +70,7 @@ async def test_O3_what_would_come_too_late_is_refused_early() -> None:
         own = [asyncio.create_task(fleet.ask(hasty, unique(1_024))) for _ in range(3)]
         await asyncio.sleep(0)
         error = await refused(fleet, hasty)
-        assert fleet.queue.refused == {"deadline": 1}
+        assert fleet.queue.held.refused == {"deadline": 1}
         assert error.error.code == "overloaded"
         await gone(*tasks, *own)
 

@@ -48,7 +48,7 @@ async def reached(event: threading.Event) -> None:
 async def drained(offload: Offload, pool: ThreadPoolExecutor) -> None:
     """The pool's only thread is through with everything that it was given."""
     await asyncio.wrap_future(pool.submit(int))
-    assert offload.pending == 0
+    assert offload.held.depth == 0
 
 
 async def test_the_result_comes_back_and_the_size_is_returned(pool: ThreadPoolExecutor) -> None:
@@ -88,7 +88,7 @@ async def test_past_the_deadline_is_503_and_work_is_told(
     with pytest.raises(UserError) as caught:
         await offload.run(60, gate)
     assert caught.value.error.status == 503
-    assert offload.pending == 60  # the thread still holds the text
+    assert offload.held.depth == 60  # the thread still holds the text
     gate.go.set()
     await drained(offload, pool)
     assert gate.was_stopped
@@ -106,7 +106,7 @@ async def test_O1_a_caller_that_leaves_takes_its_work_out_of_the_queue(
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert offload.pending == 10
+    assert offload.held.depth == 10
     gate.go.set()
     assert await first == "done"
     await drained(offload, pool)
