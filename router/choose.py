@@ -126,7 +126,8 @@ class RouterBrain:
         return decision
 
     def survey(self, query: RouteQuery) -> Candidates:
-        """What each replica that could take it would cost now; empty where none can."""
+        """What each replica that could take it would cost now; empty where none can. Use it before
+        anything else is asked."""
         now_s = self._clock()
         self._tend(now_s)
         return self._scorer.survey(query, self._output_tokens, now_s).candidates()

@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr long AHEAD_BLOCKS = 8, FEW_ROWS = 4;
+constexpr long AHEAD_BLOCKS = 8, LINE_WORDS = 8;
 
 // Columns whose depth is still open, by the range that it lies in.
 struct Ranges {
@@ -30,7 +30,8 @@ struct Ranges {
     }
 };
 
-// The chain's blocks against the planes. Each block is looked up at most once.
+// The chain's blocks against the planes. Looking again at a block costs little: its rows are in the
+// cache by then.
 struct Search {
     const uint64_t *rows;
     long words;
@@ -38,36 +39,16 @@ struct Search {
     long k;
     const uint64_t *halves;
     long window, scanned;
-    long few;
     int32_t *depths;
-    std::vector<uint64_t> &held;   // by block: who holds it, after `seen` rows
-    std::vector<uint8_t> &seen;
 
     const uint64_t *row(long block, long i) const {
         const uint64_t step = halves[2 * block + 1] | 1;
         return rows + ((halves[2 * block] + uint64_t(i) * step) & mask) * words;
     }
 
-    void prefetch(long block, long upto) const {
-        for (long i = seen[block]; i < upto; i++)
-            for (long w = 0; w < words; w += 8) __builtin_prefetch(row(block, i) + w);
-    }
-
-    // Who holds the block, as far as its first `upto` rows tell.
-    const uint64_t *holders(long block, long upto) {
-        uint64_t *found = held.data() + block * words;
-        long i = seen[block];
-        if (i >= upto) return found;
-        seen[block] = uint8_t(upto);
-        if (i == 0) {
-            const uint64_t *one = row(block, i++);
-            for (long w = 0; w < words; w++) found[w] = one[w];
-        }
-        for (; i < upto; i++) {
-            const uint64_t *next = row(block, i);
-            for (long w = 0; w < words; w++) found[w] &= next[w];
-        }
-        return found;
+    void prefetch(long block) const {
+        for (long i = 0; i < k; i++)
+            for (long w = 0; w < words; w += LINE_WORDS) __builtin_prefetch(row(block, i) + w);
     }
 
     void credit(const uint64_t *before, const uint64_t *after, long depth) {
@@ -76,27 +57,36 @@ struct Search {
                 depths[64 * w + __builtin_ctzll(over)] = int32_t(depth);
     }
 
-    // Those of `from` that hold the block too, as far as the rows looked at tell; whether any does.
-    bool keep(uint64_t *to, const uint64_t *from, long block, long upto) {
-        const uint64_t *found = holders(block, upto);
+    // Those of `from` that hold the block too; whether any does. A cache line of columns at a time, so
+    // that what is left of them stays in registers from row to row.
+    bool keep(uint64_t *to, const uint64_t *from, long block) const {
         uint64_t any = 0;
-        for (long w = 0; w < words; w++) any |= to[w] = from[w] & found[w];
+        long w = 0;
+        for (; w + LINE_WORDS <= words; w += LINE_WORDS) {
+            uint64_t some[LINE_WORDS];
+            for (long v = 0; v < LINE_WORDS; v++) some[v] = from[w + v];
+            for (long i = 0; i < k; i++) {
+                const uint64_t *next = row(block, i) + w;
+                for (long v = 0; v < LINE_WORDS; v++) some[v] &= next[v];
+            }
+            for (long v = 0; v < LINE_WORDS; v++) any |= to[w + v] = some[v];
+        }
+        for (; w < words; w++) {
+            uint64_t some = from[w];
+            for (long i = 0; i < k; i++) some &= row(block, i)[w];
+            any |= to[w] = some;
+        }
         return any != 0;
     }
-    bool keep(uint64_t *to, const uint64_t *from, long block) { return keep(to, from, block, k); }
 
     // The columns of `open` hold all blocks before `low`, as far as the search looked, and none
-    // holds more than `high`. All ranges of a round are prefetched before the first is looked at,
-    // the first few rows before the others: for most who lack a block these tell already.
+    // holds more than `high`. All that a round looks at is fetched before its first look.
     void bisect(Ranges &now, Ranges &next, uint64_t *room) {
         for (; now.size(); std::swap(now, next)) {
             next.clear();
             for (long at = 0; at < now.size(); at++)
                 for (long block = first(now, at); block <= final(now, at); block++)
-                    prefetch(block, few);
-            for (long at = 0; at < now.size(); at++)
-                for (long block = first(now, at); block <= final(now, at); block++)
-                    if (keep(room, now.open.data() + at * words, block, few)) prefetch(block, k);
+                    prefetch(block);
             for (long at = 0; at < now.size(); at++) {
                 const uint64_t *open = now.open.data() + at * words;
                 if (now.low[at] == now.high[at])
@@ -119,8 +109,7 @@ struct Search {
 
     void halve(long low, long high, const uint64_t *open, uint64_t *room, Ranges &next) {
         const long middle = first(low, high);
-        if (keep(room, open, middle, few) && keep(room, open, middle))
-            next.add(middle + 1, high, room, words, halves);
+        if (keep(room, open, middle)) next.add(middle + 1, high, room, words, halves);
         if (part(room, open)) next.add(low, middle, room, words, halves);
     }
 
@@ -146,19 +135,15 @@ extern "C" {
 
 void wr_depths(const uint64_t *rows, long words, long bits, long k, const uint64_t *halves,
                long blocks, const uint64_t *known, long head, long window, int32_t *depths) {
-    static thread_local std::vector<uint64_t> held, room;
-    static thread_local std::vector<uint8_t> seen;
-    if (held.size() < std::size_t(blocks * words)) held.resize(blocks * words);
-    seen.assign(blocks, 0);
+    static thread_local std::vector<uint64_t> room;
     room.assign(words * 2, 0);
-    Search search{rows, words, uint64_t(bits) - 1, k, halves, window, 0,
-                  k < FEW_ROWS ? k : FEW_ROWS, depths, held, seen};
+    Search search{rows, words, uint64_t(bits) - 1, k, halves, window, 0, depths};
     uint64_t *alive = room.data(), *next = alive + words;
     for (long w = 0; w < words; w++) alive[w] = known[w];
     const long scanned = search.scanned = head < blocks ? head : blocks;
-    for (long block = 0; block < scanned && block < AHEAD_BLOCKS; block++) search.prefetch(block, k);
+    for (long block = 0; block < scanned && block < AHEAD_BLOCKS; block++) search.prefetch(block);
     for (long block = 0; block < scanned; block++) {
-        if (block + AHEAD_BLOCKS < scanned) search.prefetch(block + AHEAD_BLOCKS, k);
+        if (block + AHEAD_BLOCKS < scanned) search.prefetch(block + AHEAD_BLOCKS);
         const bool any = search.keep(next, alive, block);
         search.credit(alive, next, block);
         if (!any) return;

@@ -8,6 +8,8 @@ what was known; counted over the last requests, so that no clock is needed.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from kvstore.identity import KEY_BYTES, KeyChain
@@ -17,6 +19,10 @@ T = TypeVar("T")
 WINDOW_REQUESTS = 256
 HOT_REQUESTS = 8
 MAX_DEPTHS = 64
+
+
+_NOTHING = slice(0, 0)
+"""No key; with two of them whatever is cut out is a tuple."""
 
 
 class _Seen(NamedTuple):
@@ -34,27 +40,35 @@ class PrefixHeat:
         self._counts: Counter[bytes] = Counter()
         self._depths: Counter[int] = Counter()
         self._cuts: dict[int, slice] = {}
+        self._cut: Callable[[bytes], tuple[bytes, ...]] | None = None
 
     def note(self, chain: KeyChain, shared_blocks: int) -> None:
         """One more request, whose first `shared_blocks` blocks were known somewhere."""
         if len(self._recent) == self._recent.maxlen:
             self._forget(self._recent[0])
-        data, counts = chain.data, self._counts
-        keys = [key for cut in self._cuts.values() if (key := data[cut]) in counts]
+        keys = list(filter(self._counts.__contains__, self._watched(chain.data)))
         depth = shared_blocks if self._watchable(shared_blocks) else 0
         if depth and (own := chain[depth - 1]) not in keys:
             keys.append(own)
         if depth not in self._cuts:
             # A cut that lies behind a chain's end, or before its start, yields no key.
             self._cuts[depth] = slice(max(0, depth - 1) * KEY_BYTES, depth * KEY_BYTES)
+            self._cut = None
         self._depths[depth] += 1
-        self._counts.update(keys)
+        for key in keys:
+            self._counts[key] += 1
         self._recent.append(_Seen(tuple(keys), depth))
 
     def holders_deserved(self, chain: KeyChain, shared_blocks: int, replicas: int) -> int:
         """How many of `replicas` should hold the first `shared_blocks`; 0 while they aren't hot."""
         count = self._counts[chain[shared_blocks - 1]] if shared_blocks else 0
         return round(replicas * count / len(self._recent)) if count >= HOT_REQUESTS else 0
+
+    def _watched(self, data: bytes) -> tuple[bytes, ...]:
+        """The keys at all watched depths, cut out in one go."""
+        if self._cut is None:
+            self._cut = itemgetter(_NOTHING, _NOTHING, *self._cuts.values())
+        return self._cut(data)
 
     def _watchable(self, depth: int) -> bool:
         return depth in self._depths or len(self._depths) < MAX_DEPTHS
@@ -63,6 +77,7 @@ class PrefixHeat:
         _take(self._depths, seen.depth)
         if seen.depth not in self._depths:
             del self._cuts[seen.depth]
+            self._cut = None
         for key in seen.keys:
             _take(self._counts, key)
 

@@ -1,7 +1,8 @@
 """The router's choice: how long it takes, what its index costs, and how often it errs.
 
 Replicas with digests filled to capacity, chains of which a part is held by some of them. Times are
-CPU time of one thread, best of rounds, so that a busy machine doesn't count.
+CPU time of one thread, best of rounds, so that a busy machine doesn't count. `decision` ends when
+the request can be sent; making the bus's message of it comes later: `told`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from router.choose import RouterBrain
 from router.expected import Expected, pool_name
 from router.fleet import Fleet
 from router.process import settle_memory
-from router.route import Outcome, RouteQuery
+from router.route import NoReplica, Outcome, RouteQuery
 from tools.flags import output_file, positive
 
 CASES = ((64, 512), (512, 4_096))
@@ -100,6 +101,7 @@ class World:
         self.brain = RouterBrain(self.fleet, RouterConfig(), float, rng)
         places = {name: place for place, name in enumerate(self.fleet.targets())}
         self.seats = self.fleet.index.seats(pool_name(HELLO), places)
+        self.untold: list[RouteDecision | NoReplica] = []
         self.queries = [_query(number, chain) for number, chain in enumerate(self.chains)]
 
     def _join(self, name: str, fill: np.random.Generator) -> None:
@@ -120,6 +122,15 @@ class World:
         answer = self.brain.decide(self.queries[number % CHAINS])
         assert isinstance(answer, RouteDecision)
         return lambda: self.brain.finish(answer.decision_id, Outcome("client_gone", False))
+
+    def tell(self, number: int) -> Callable[[], None]:
+        """What a decision costs after its request is on its way."""
+        encode(self.untold.pop())
+        return lambda: None
+
+    def prepare_to_tell(self, count: int) -> None:
+        """Decisions of which nobody has read the terms yet."""
+        self.untold = [self.brain.explain(self.queries[n % CHAINS]) for n in range(count)]
 
     def look_up(self, number: int) -> Callable[[], None]:
         """The index's part of it."""
@@ -219,7 +230,9 @@ def measure(rounds: int, calls: int) -> dict[str, Any]:
         case = f"{replicas}x{blocks}"
         world = World(replicas, blocks, random.Random(1))
         settle_memory()
-        for name, act in (("decision", world.decide), ("index", world.look_up)):
+        world.prepare_to_tell(rounds * calls)
+        acts = {"decision": world.decide, "index": world.look_up, "told": world.tell}
+        for name, act in acts.items():
             for part, value in _times_us(rounds, calls, act).items():
                 found.setdefault(f"{name}_{part}_us", {})[case] = value
     found["bytes_per_block"] = world.fleet.index.nbytes / (replicas * FILL_BLOCKS)
