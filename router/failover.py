@@ -142,17 +142,17 @@ class Run:
     def _noting(self, direct: Direct) -> Direct:
         """What goes there is delivered."""
 
-        def give(delta: CoreDelta) -> None:
-            for delivered in self._deliver((delta,)):
-                direct.give(delivered)
+        return Direct(direct.free, lambda delta: direct.give(self._note(delta)))
 
-        return Direct(direct.free, give)
+    def _note(self, delta: CoreDelta) -> CoreDelta:
+        """The delta as the reader gets it: the one place where all that is delivered passes."""
+        if self._grow is not None:
+            self._grow(len(delta.token_ids))
+        return self._record.note(delta)
 
     def _deliver(self, batch: tuple[CoreDelta, ...]) -> tuple[CoreDelta, ...]:
-        """What the reader gets of this batch: the one place where deltas pass to him."""
-        if self._grow is not None:
-            self._grow(sum(len(delta.token_ids) for delta in batch))
-        batch = tuple(map(self._record.note, batch))
+        """What the reader gets of this batch."""
+        batch = tuple(map(self._note, batch))
         if self._whole:
             self._kept += batch
             if not self.done:

@@ -31,7 +31,7 @@ from router.openai.stream import EventStream, new_head
 from router.pump import Pump
 from router.render import RenderedPrompt
 from router.services import Services
-from router.sse import EventWriter
+from router.sse import EventWriter, Outbox
 from router.tenants import Tenant
 
 FOREVER_S = 86_400.0
@@ -64,6 +64,7 @@ class Generator:
         self._model = services.config.model.name
         self._fingerprint = f"fp_{services.card.weights_fingerprint[:10]}"
         self._settings = services.config.router
+        self._outbox = Outbox()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
@@ -199,7 +200,7 @@ class Generator:
     async def _stream(
         self, request: web.Request, answers: Answers, reply: EventStream
     ) -> web.StreamResponse:
-        writer = EventWriter(request, self._settings.slow_reader_s)
+        writer = EventWriter(request, self._outbox, self._settings.slow_reader_s)
         keepalive_s = self._settings.keepalive_s
         return await Pump(writer, answers, reply, self._of.metrics, keepalive_s).respond()
 

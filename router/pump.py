@@ -8,6 +8,7 @@ keeps back is pulled, and written with a deadline; then the first way is open ag
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -34,6 +35,7 @@ class Pump:
         reply: EventStream,
         metrics: Metrics,
         keepalive_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer = writer
         self._answers = answers
@@ -41,7 +43,8 @@ class Pump:
         self._metrics = metrics
         self._keepalive_s = keepalive_s
         self._direct = Direct(writer.free, self._push)
-        self._sent_s = self._heard_s = time.monotonic()
+        self._clock = clock
+        self._sent_s = self._heard_s = clock()
 
     async def respond(self) -> web.StreamResponse:
         """The whole answer. Raises UserError, or that a backend was chosen, while nothing was sent:
@@ -64,7 +67,7 @@ class Pump:
         return self._writer.response
 
     async def _pump(self, batch: list[Numbered]) -> None:
-        self._heard_s = time.monotonic()
+        self._heard_s = self._clock()
         while True:
             events = [e for number, delta in batch for e in self._reply.feed(delta, number)]
             if events:
@@ -78,27 +81,27 @@ class Pump:
         """What came and was not pushed."""
         batch: list[Numbered] = []
         while not batch:
-            quiet_s = self._sent_s + self._keepalive_s - time.monotonic()
+            quiet_s = self._sent_s + self._keepalive_s - self._clock()
             if quiet_s <= 0:
                 await self._write(KEEP_ALIVE)
                 quiet_s = self._keepalive_s
             batch = await self._answers.next(quiet_s, self._direct)
-        self._note_gap(time.monotonic())
+        self._note_gap()
         return batch
 
     def _push(self, delta: CoreDelta) -> None:
         """Write one delta here and now."""
         events = self._reply.feed(delta)
-        now_s = time.monotonic()
+        self._note_gap()
         if events:
             self._writer.put(b"".join(events))
-            self._sent_s = now_s
-        self._note_gap(now_s)
+            self._sent_s = self._heard_s
 
     async def _write(self, data: bytes) -> None:
         await self._writer.write(data)
-        self._sent_s = time.monotonic()
+        self._sent_s = self._clock()
 
-    def _note_gap(self, now_s: float) -> None:
+    def _note_gap(self) -> None:
+        now_s = self._clock()
         self._metrics.gap(now_s - self._heard_s)
         self._heard_s = now_s

@@ -130,7 +130,7 @@ class AttemptSink:
             return False
         if delta.finish is not None:
             self._open.remove(delta.child)
-        elif self._direct is not None and not self._waiting and self._pass(self._direct, delta):
+        elif self._direct is not None and not self._waiting and self._passed(self._direct, delta):
             return True
         self._waiting.append(delta)
         self._bytes += weight_bytes(delta)
@@ -178,7 +178,7 @@ class AttemptSink:
         finally:
             self._direct = None
 
-    def _pass(self, direct: Direct, delta: CoreDelta) -> bool:
+    def _passed(self, direct: Direct, delta: CoreDelta) -> bool:
         """Whether the delta is dealt with. An error is the reader's own: the link goes on."""
         try:
             if not direct.free():

@@ -26,14 +26,38 @@ class ReaderGoneError(WarmrouteError):
         self.reason = reason
 
 
+class Outbox:
+    """What was put into writers in one turn of the loop leaves at its end, one chunk a stream.
+
+    The kernel's work for a socket drives ours out of the CPU's caches: 128 times each after the
+    other is cheaper than 128 times both in turn. One per loop, shared by all its writers.
+    """
+
+    def __init__(self) -> None:
+        self._writers: list[EventWriter] = []
+
+    def add(self, writer: EventWriter) -> None:
+        """Flush this one too, at the turn's end."""
+        if not self._writers:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._writers.append(writer)
+
+    def _flush(self) -> None:
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            writer.flush()
+
+
 class EventWriter:
     """One response. A write that waits has a deadline; a stream that fails never ends cleanly."""
 
-    def __init__(self, request: web.Request, deadline_s: float) -> None:
+    def __init__(self, request: web.Request, outbox: Outbox, deadline_s: float) -> None:
         self.response = web.StreamResponse(headers=HEADERS)
         self._request = request
         self._protocol = request.protocol
+        self._outbox = outbox
         self._deadline_s = deadline_s
+        self._pending: list[bytes] = []
         self._transport: asyncio.Transport | None = None
 
     async def open(self, headers: Mapping[str, str]) -> None:
@@ -52,12 +76,22 @@ class EventWriter:
         return not (transport is None or self._protocol.writing_paused or transport.is_closing())
 
     def put(self, data: bytes) -> None:
-        """Send at once; only while `free`."""
-        assert self._transport is not None
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        """Send before the loop's turn ends, or before anything else; only while `free`."""
+        if not self._pending:
+            self._outbox.add(self)
+        self._pending.append(data)
+
+    def flush(self) -> None:
+        """Send what was put."""
+        data = b"".join(self._pending)
+        self._pending.clear()
+        transport = self._transport
+        if data and transport is not None and not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def write(self, data: bytes) -> None:
         """Send, waiting while the socket is full. Raises ReaderGoneError."""
+        self.flush()
         try:
             async with asyncio.timeout(self._deadline_s):
                 await self.response.write(data)
@@ -69,6 +103,7 @@ class EventWriter:
 
     async def close(self) -> None:
         """The clean end."""
+        self.flush()
         try:
             async with asyncio.timeout(self._deadline_s):
                 await self.response.write_eof()
@@ -77,6 +112,7 @@ class EventWriter:
 
     async def fail(self, events: Sequence[bytes]) -> None:
         """The last event, then the connection breaks: no client can take it for a clean end."""
+        self.flush()
         try:
             if self.response.prepared and events:
                 await self.write(b"".join(events))

@@ -28,14 +28,14 @@ class _ChunkParts:
     def of_choice(self, index: int) -> bytes:
         return self.start + b'{"index":%d,"delta":{' % index
 
+    def text_head(self, opening: bytes) -> bytes:
+        return opening + b'"content":'
+
     def role(self, opening: bytes) -> bytes:
         return opening + b'"role":"assistant","content":"","refusal":null' + self.text_end
 
-    def text(self, opening: bytes, text: str) -> bytes:
-        return opening + b'"content":' + to_json(text) + self.text_end
-
     def with_logprobs(self, opening: bytes, text: str, entries: bytes) -> bytes:
-        head = opening + b'"content":' + to_json(text) + b'},"logprobs":{"content":['
+        head = self.text_head(opening) + to_json(text) + b'},"logprobs":{"content":['
         return head + entries + b'],"refusal":null},"finish_reason":null' + self.end
 
     def finish(self, opening: bytes, reason: str) -> bytes:
@@ -54,6 +54,8 @@ class ChatStream(EventStream):
         self._texts = None if request.controls.logprobs is None else texts
         self._parts = _ChunkParts(head, request.include_usage, self._texts is not None)
         self._openings = [self._parts.of_choice(index) for index in range(n)]
+        self._text_heads = [self._parts.text_head(opening) for opening in self._openings]
+        self._text_end = self._parts.text_end
         self._opened = False
 
     def feed(self, delta: CoreDelta, prompt: int = 0) -> list[bytes]:
@@ -62,12 +64,12 @@ class ChatStream(EventStream):
             return []
         choice = self.progress.note(delta, prompt)
         opening = self._openings[choice.index]
-        events = self._open()
+        events = [] if self._opened else self._open()
         if self._texts is not None and delta.logprobs:
             entries = self._texts.chat_entries(delta.logprobs)
             events.append(self._parts.with_logprobs(opening, delta.text, entries))
         elif delta.text:
-            events.append(self._parts.text(opening, delta.text))
+            events.append(self._text_heads[choice.index] + to_json(delta.text) + self._text_end)
         if choice.finish is None:
             return events
         if self.progress.error is None:
@@ -77,8 +79,6 @@ class ChatStream(EventStream):
     def _open(self) -> list[bytes]:
         """Before anything else each choice says its role, in order: clients count on index 0 being
         the first they hear of, whichever choice has its first token first."""
-        if self._opened:
-            return []
         self._opened = True
         return [self._parts.role(opening) for opening in self._openings]
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.lib.streaming.chat._completions import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -43,6 +46,30 @@ def collect(request_: ChatRequest, texts: TokenTexts, deltas: list[CoreDelta]) -
     body = json.loads(collector.body())
     ChatCompletion.model_validate(body, strict=True)
     return body
+
+
+@given(st.text(), st.integers(0, 1), st.booleans(), st.sampled_from([None, 0]))
+def test_a_chunk_is_what_the_general_encoder_gives(
+    texts: TokenTexts, text: str, index: int, include_usage: bool, logprobs: int | None
+) -> None:
+    out = ChatStream(HEAD, request(include_usage, n=2, logprobs=logprobs), texts)
+    choice: dict[str, Any] = {"index": index, "delta": {"content": text}}
+    if logprobs is not None:
+        choice["logprobs"] = None
+    chunk: dict[str, Any] = {
+        "id": HEAD.id,
+        "object": "chat.completion.chunk",
+        "created": HEAD.created,
+        "model": "tiny",
+        "service_tier": "default",
+        "system_fingerprint": "fp_1",
+        "choices": [{**choice, "finish_reason": None}],
+    }
+    if include_usage:
+        chunk["usage"] = None
+    out.feed(delta("opens both"))
+    wanted = [b"data: " + msgspec.json.encode(chunk) + b"\n\n"] if text else []
+    assert out.feed(delta(text, child=index)) == wanted
 
 
 HELLO = [delta("Hel"), delta(""), delta("lo 😀"), delta(" w\n", finish="stop")]

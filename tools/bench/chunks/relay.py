@@ -10,6 +10,7 @@ import http.client
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -119,13 +120,24 @@ def probe_ready(words: Connection, port: int) -> None:
     words.send(took_s)
 
 
+_CPUS = sorted(range(os.cpu_count() or 1))
+"""The gateway gets the first; whatever else runs gets the others, where there are any."""
+
+
+def _elsewhere(words: Connection, target: Callable[..., None], *args: object) -> None:
+    """A child's main."""
+    os.sched_setaffinity(0, _CPUS[1:] or _CPUS)
+    target(words, *args)
+
+
 class _Child:
     """A spawned process and the pipe to it; use as a context manager."""
 
-    def __init__(self, target: object, *args: object) -> None:
+    def __init__(self, target: Callable[..., None], *args: object) -> None:
         context = multiprocessing.get_context("spawn")
         self.words, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(theirs, *args), daemon=True)
+        given = (theirs, target, *args)
+        self._process = context.Process(target=_elsewhere, args=given, daemon=True)
 
     def __enter__(self) -> _Child:
         self._process.start()
@@ -187,6 +199,7 @@ async def relay(card: ModelCard, streams: int, steps: int, per_s: float) -> dict
 
     Done twice: once for the costs, once with the probes, which cost time themselves.
     """
+    os.sched_setaffinity(0, _CPUS[:1])
     gateway = Gateway(_config(card), card, MemoryBus())
     await gateway.start()
     how = (steps, 1 / per_s if per_s else 0.0)

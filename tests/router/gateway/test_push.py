@@ -1,0 +1,313 @@
+"""A pushed stream against a pulled one and a whole answer: same bytes, or at least same content."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.model.card import ModelCard
+from events.output import CoreDelta, CoreFinish, TokenLogprob, Usage
+from events.request import SamplingParams
+from router.answers import Answers
+from router.dispatch import Dispatcher
+from router.failover import RetryBudget, Run
+from router.metrics import Metrics
+from router.openai.chat import ChatCollector, ChatStream
+from router.openai.logprobs import TokenTexts
+from router.openai.schema import ChatRequest, Controls
+from router.openai.stream import DONE, ReplyHead
+from router.pump import Pump
+from router.sink import AttemptSink, Direct, SinkLimits
+from router.sse import KEEP_ALIVE
+from tests.router.gateway.house import events
+from tests.router.gateway.kit import Deaf, PlainChooser, job
+
+HEAD = ReplyHead("chatcmpl-1", 1, "tiny", "fp")
+MESSAGES = [{"role": "user", "content": "hi"}]
+LIMITS = SinkLimits(buffer_bytes=1 << 20, slow_reader_s=1_000.0)
+
+
+class Link:
+    """The replica's side: whatever the test puts into `sink`. Also the Links of one."""
+
+    continues = False
+
+    def __init__(self) -> None:
+        self.frames: list[object] = []
+        self.sink: AttemptSink
+
+    def get(self, replica: str) -> Link:
+        return self
+
+    def unable_to_continue(self) -> frozenset[str]:
+        return frozenset()
+
+    def submit(self, request: object, sink: AttemptSink) -> None:
+        self.sink = sink
+
+    def control(self, frame: object) -> None:
+        self.frames.append(frame)
+
+    def forget(self, sink: AttemptSink) -> None:
+        pass
+
+
+class Writer:
+    """A client's socket, full unless `takes`; counts what was written which way."""
+
+    def __init__(self, takes: bool) -> None:
+        self.takes = takes
+        self.got = b""
+        self.pushed = self.pulled = 0
+        self.clean = False
+        self.response = web.StreamResponse()
+
+    def free(self) -> bool:
+        return self.takes
+
+    def put(self, data: bytes) -> None:
+        assert self.takes
+        self.pushed += 1
+        self.got += data
+
+    async def write(self, data: bytes) -> None:
+        self.pulled += 1
+        self.got += data
+
+    async def open(self, headers: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        self.clean = True
+
+    async def fail(self, last: Sequence[bytes]) -> None:
+        self.got += b"".join(last)
+
+
+class Rig:
+    """One stream: real sink, attempt, run and pump between a scripted replica and writer."""
+
+    def __init__(self, n: int, logprobs: int | None, texts: TokenTexts, takes: bool) -> None:
+        self.link, self.writer, self.tokens = Link(), Writer(takes), 0
+        chooser = PlainChooser()
+        chooser.linked.add("r0")
+        dispatcher = Dispatcher(chooser, self.link, "boot", LIMITS, Deaf())
+        asked = job(sampling=SamplingParams(max_tokens=99, seed=1, n=n))
+        self.run = Run(asked, dispatcher, RetryBudget(), 0, grow=self._grow)
+        request = ChatRequest(
+            "tiny", MESSAGES, Controls(n=n, logprobs=logprobs), include_usage=True
+        )
+        self.reply = ChatStream(HEAD, request, texts)
+        self.metrics = Metrics()
+        self.chooser = chooser
+
+    def _grow(self, tokens: int) -> None:
+        self.tokens += tokens
+
+    async def respond(self) -> None:
+        with Answers([self.run]) as answers:
+            await Pump(self.writer, answers, self.reply, self.metrics, 1_000.0).respond()
+
+    async def play(self, script: Sequence[tuple[bool, bool, CoreDelta]]) -> None:
+        """Each step: whether the socket takes more, whether tasks get a turn, and a delta."""
+        task = asyncio.create_task(self.respond())
+        await turn()
+        for takes, rests, delta in script:
+            self.writer.takes = takes
+            assert self.link.sink.put(delta)
+            if rests:
+                await turn()
+        await asyncio.wait_for(task, 5)
+
+
+async def turn() -> None:
+    """Long enough for whatever a delta wakes up."""
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+
+def deltas_of(n: int, parts: Sequence[tuple[int, str]], logprobs: bool) -> list[CoreDelta]:
+    """The parts as deltas, then an end for each child; one id per part."""
+    sent = [0] * n
+    deltas = []
+    for child, text in parts:
+        child %= n
+        sent[child] += 1
+        entries = (TokenLogprob(65 + child, -0.5),) if logprobs else ()
+        usage = Usage(7, 3, sent[child])
+        deltas.append(CoreDelta("r", 1, child, text, (65 + child,), entries, usage))
+    for child in range(n):
+        end = CoreFinish(reason="stop" if child else "length")
+        deltas.append(CoreDelta("r", 1, child, "", (), (), Usage(7, 3, sent[child]), end))
+    return deltas
+
+
+def content(stream: bytes) -> dict[int, dict[str, Any]]:
+    """What each choice of a stream said, all of it."""
+    *chunks, last = events(stream)
+    assert last == b"[DONE]"
+    said: dict[int, dict[str, Any]] = defaultdict(lambda: {"text": "", "logprobs": [], "end": None})
+    for chunk in map(json.loads, chunks):
+        for choice in chunk["choices"]:
+            mine = said[choice["index"]]
+            assert mine["end"] is None
+            mine["text"] += choice["delta"].get("content") or ""
+            mine["logprobs"] += (choice.get("logprobs") or {}).get("content") or []
+            mine["end"] = choice["finish_reason"]
+    return dict(said)
+
+
+def whole(n: int, logprobs: int | None, texts: TokenTexts, deltas: Sequence[CoreDelta]) -> Any:
+    """The same as one body."""
+    collector = ChatCollector(
+        HEAD, ChatRequest("tiny", MESSAGES, Controls(n=n, logprobs=logprobs)), texts
+    )
+    for delta in deltas:
+        collector.feed(delta)
+    return json.loads(collector.body())
+
+
+async def compare(
+    texts: TokenTexts,
+    n: int,
+    logprobs: int | None,
+    parts: Sequence[tuple[int, str]],
+    moods: Sequence[tuple[bool, bool]],
+) -> None:
+    deltas = deltas_of(n, parts, logprobs is not None)
+    pulled, pushed, mixed = (Rig(n, logprobs, texts, takes) for takes in (False, True, True))
+    await pulled.play([(False, True, delta) for delta in deltas])
+    await pushed.play([(True, True, delta) for delta in deltas])
+    await mixed.play([(*moods[i % len(moods)], delta) for i, delta in enumerate(deltas)])
+    assert pulled.writer.got == pushed.writer.got
+    assert pulled.writer.pushed == 0
+    body = whole(n, logprobs, texts, deltas)
+    for rig in (pushed, mixed):
+        said = content(rig.writer.got)
+        for choice in body["choices"]:
+            mine = said[choice["index"]]
+            assert mine["text"] == choice["message"]["content"]
+            assert mine["end"] == choice["finish_reason"]
+            assert mine["logprobs"] == (choice.get("logprobs") or {"content": []})["content"]
+        usage = json.loads(events(rig.writer.got)[-2])["usage"]
+        assert usage == body["usage"]
+        assert rig.writer.clean
+        assert rig.run.done
+        assert rig.tokens == sum(len(delta.token_ids) for delta in deltas)
+        (outcome,) = (outcome for _, outcome in rig.chooser.outcomes)
+        assert outcome.completion_tokens == body["usage"]["completion_tokens"]
+        assert rig.reply.progress.choices[0].token_ids == [65] * sum(c % n == 0 for c, _ in parts)
+
+
+@pytest.fixture(scope="session")
+def texts(tiny_card: ModelCard) -> TokenTexts:
+    return TokenTexts(tiny_card.tokenizer)
+
+
+@given(
+    st.integers(1, 3),
+    st.sampled_from([None, 0]),
+    st.lists(st.tuples(st.integers(0, 2), st.text(max_size=5)), max_size=12),
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8),
+)
+@settings(max_examples=60, deadline=None)
+def test_pushed_is_pulled_is_whole(
+    texts: TokenTexts,
+    n: int,
+    logprobs: int | None,
+    parts: list[tuple[int, str]],
+    moods: list[tuple[bool, bool]],
+) -> None:
+    asyncio.run(compare(texts, n, logprobs, parts, moods))
+
+
+async def test_all_but_the_first_and_the_last_go_straight_to_a_socket_that_takes_them(
+    texts: TokenTexts,
+) -> None:
+    rig = Rig(1, None, texts, takes=True)
+    deltas = deltas_of(1, [(0, letter) for letter in "abcdef"], logprobs=False)
+    await rig.play([(True, i == 0, delta) for i, delta in enumerate(deltas)])
+    assert (rig.writer.pulled, rig.writer.pushed) == (2, 5)
+    assert b"warmroute_itl_seconds_count 6.0" in rig.metrics.text()
+
+
+async def test_a_full_socket_gets_the_rest_in_order_when_it_takes_more(texts: TokenTexts) -> None:
+    rig = Rig(1, None, texts, takes=True)
+    deltas = deltas_of(1, [(0, letter) for letter in "abcdefgh"], logprobs=False)
+    full = {3, 4}
+    await rig.play([(i not in full, i in (0, 4), delta) for i, delta in enumerate(deltas)])
+    assert content(rig.writer.got)[0]["text"] == "abcdefgh"
+    assert (rig.writer.pulled, rig.writer.pushed) == (3, 5)
+
+
+async def test_what_the_reader_can_not_show_ends_his_stream_and_nothing_else(
+    texts: TokenTexts,
+) -> None:
+    rig = Rig(1, 0, texts, takes=True)
+    task = asyncio.create_task(rig.respond())
+    await turn()
+    good, *_ = deltas_of(1, [(0, "a")], logprobs=True)
+    bad = CoreDelta("r", 1, 0, "b", (1,), (TokenLogprob(1 << 31, -0.5),), Usage(7, 3, 2))
+    assert rig.link.sink.put(good)
+    await turn()
+    assert rig.link.sink.put(bad), "the link goes on"
+    await asyncio.wait_for(task, 5)
+    assert DONE not in rig.writer.got
+    assert set(json.loads(events(rig.writer.got)[-1])) == {"error"}
+    assert not rig.writer.clean
+    assert len(rig.link.frames) == 1, "the replica is told to stop"
+    assert b'warmroute_stream_errors_total{cause="internal"} 1.0' in rig.metrics.text()
+
+
+class Quiet:
+    """Answers of which nothing has to be pulled: `script` is run by the waiting, step by step."""
+
+    def __init__(self, script: Sequence[Any]) -> None:
+        self.waits_s: list[float] = []
+        self._script = iter(script)
+
+    def headers(self) -> dict[str, str]:
+        return {}
+
+    def keep_ours(self) -> None:
+        pass
+
+    async def next(self, idle_s: float, direct: Direct | None = None) -> list[Any]:
+        self.waits_s.append(idle_s)
+        return next(self._script)(direct)
+
+
+async def test_O5_a_comment_comes_when_nothing_was_sent_for_long_pushes_included(
+    texts: TokenTexts,
+) -> None:
+    now_s = 100.0
+    writer = Writer(takes=True)
+    first, second, end = deltas_of(1, [(0, "a"), (0, "b")], logprobs=False)
+
+    def pushed_at_10(direct: Direct) -> list[Any]:
+        nonlocal now_s
+        now_s += 10.0
+        direct.give(second)
+        now_s += 5.0
+        return []
+
+    def nothing(direct: Direct) -> list[Any]:
+        nonlocal now_s
+        now_s += 10.0
+        return []
+
+    answers = Quiet([lambda _: [(0, first)], pushed_at_10, nothing, lambda _: [(0, end)]])
+    reply = ChatStream(HEAD, ChatRequest("tiny", MESSAGES, Controls()), texts)
+    await Pump(writer, answers, reply, Metrics(), 15.0, clock=lambda: now_s).respond()
+    assert answers.waits_s == [15.0, 15.0, 10.0, 15.0]
+    assert writer.got.count(KEEP_ALIVE) == 1
+    assert writer.got.index(KEEP_ALIVE) > writer.got.index(b'"content":"b"')
+    assert writer.clean
