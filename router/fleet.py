@@ -61,6 +61,7 @@ class Fleet:
         self.false_hits = FalseHits()
         self._expected = expected
         self._clock = clock
+        self._pools: dict[str, Pool] | None = None
         self._members: dict[str, Member] = {}
         self._link_boots: dict[str, int] = {}
         self._priors: dict[str, PoolPrior] = {}
@@ -180,6 +181,7 @@ class Fleet:
             return
         self._touch(replica)
         member.link_boot = boot if up else None
+        self._pools = None
         if not up and member.silent:
             self._drop(member)
 
@@ -265,6 +267,11 @@ class Fleet:
 
     def pools(self) -> dict[str, Pool]:
         """Pools with at least one fitting replica, the one with most linked replicas first."""
+        if self._pools is None:
+            self._pools = self._grouped()
+        return self._pools
+
+    def _grouped(self) -> dict[str, Pool]:
         groups: dict[str, list[Member]] = {}
         for member in self._members.values():
             if not member.misfits:
@@ -327,6 +334,7 @@ class Fleet:
         member = Member(replica, boot, hello, pool_name(hello), self._clock())
         member.link_boot = self._link_boots.get(replica)
         self._members[replica] = member
+        self._pools = None
         self.roster_version += 1
         self._admit(member, hello)
 
@@ -338,6 +346,8 @@ class Fleet:
             self.roster_version += 1
             self._forget_digest(member)
             self.index.remove(member.replica)
+        if hello != member.hello:
+            self._pools = None
         member.hello, member.pool = hello, pool
         for name in set(member.misfits):
             self.alarms.clear(name, member.replica)
@@ -351,6 +361,7 @@ class Fleet:
     def _drop(self, member: Member) -> None:
         self._end_life(member.replica)
         del self._members[member.replica]
+        self._pools = None
         self.roster_version += 1
         if all(other.pool != member.pool for other in self._members.values()):
             self._priors.pop(member.pool, None)

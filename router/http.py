@@ -61,6 +61,8 @@ async def read_body(request: web.Request) -> bytes:
         if (request.content_length or 0) > request.client_max_size:
             # Said at once: the bytes may never come.
             raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length)
+        if request.content.is_eof():  # all of it came with the head: there is nothing to wait for
+            return await request.read()
         async with asyncio.timeout(BODY_TIMEOUT_S):
             return await request.read()
     except TimeoutError:

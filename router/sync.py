@@ -34,9 +34,6 @@ ASKED_GAP_S = 0.1
 """However many ask, and however often something is missing."""
 
 MAX_CHANGES = 4_096
-MAX_MARKS_BYTES = 256 * 1024
-"""In one message; beyond it dispatches are told without them."""
-
 TWIN = "router_id_taken"
 
 _messages: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(PeerMessage)
@@ -187,10 +184,10 @@ class PeerSync:
 
     def _delta(self) -> PeerDelta:
         changes = self._changes
-        sent = [one for one in map(self._sent, changes.sent.values()) if one is not None]
-        if sum(len(one.marks) for one in sent) > MAX_MARKS_BYTES:
-            sent = [msgspec.structs.replace(one, marks=b"") for one in sent]
-        return PeerDelta(tuple(sent), tuple(changes.past_prefill), tuple(changes.ended))
+        sent = (self._sent(one) for one in changes.sent.values())
+        return PeerDelta(
+            tuple(one for one in sent if one), tuple(changes.past_prefill), tuple(changes.ended)
+        )
 
     def _sent(self, one: Reservation) -> Sent | None:
         member = self._fleet.member(one.replica)

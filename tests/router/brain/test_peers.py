@@ -17,11 +17,10 @@ from events.decision import RouteDecision
 from events.envelope import seal
 from events.peer import PeerDelta, PeerState, Sent
 from events.subjects import router_boot_name, router_subject
-from events.wire import encode
-from router.marks import STEP_BLOCKS, Marks, marks_of
+from router.marks import DEPTHS, Marks, marks_of
 from router.peers import GONE_S, MAX_OPEN, Peers
 from router.reserve import Booked
-from router.sync import MAX_MARKS_BYTES, STATE_S, PeerSync
+from router.sync import STATE_S, PeerSync
 from tests.router.brain.kit import Clock, World, hello, load, prompt
 
 REPLICAS = ("r0", "r1", "r2")
@@ -371,45 +370,20 @@ def test_siblings_of_a_cold_prefix_meet_although_they_come_over_two_routers() ->
         assert other.decide(prompt((900 + seed, 43))).predicted_cached_tokens == 0
 
 
-def test_marks_vouch_for_what_is_shared_to_the_step_and_never_for_more() -> None:
-    for known, shared, more in [(0, 200, 3), (0, 5, 9), (100, 120, 0), (150, 300, 7), (63, 64, 1)]:
-        sent_chain = prompt((1, shared), (2, more)) if more else prompt((1, shared))
-        asked = prompt((1, shared), (3, 11))
-        marks = Marks()
-        marks.add("r0", marks_of(sent_chain, known), 10.0)
-        replica, depth = marks.deepest(asked, known, 9.0)
-        assert replica == "r0"
-        assert shared - STEP_BLOCKS < depth <= shared
-
-
 def test_marks_end_by_time_by_number_and_with_their_replica() -> None:
     keys = prompt((1, 20))
-    marks = Marks(limit=8)
+    marks = Marks(limit=len(DEPTHS))
     marks.add("r0", marks_of(keys, 0), 10.0)
-    assert marks.deepest(keys, 0, 9.0) == ("r0", 16)
-    assert marks.deepest(keys, 0, 10.0) is None
-    assert marks.deepest(prompt((9, 20)), 0, 9.0) is None
+    assert marks.deepest(keys, 9.0) == ("r0", 16)
+    assert marks.deepest(prompt((1, 5), (2, 9)), 9.0) == ("r0", 4)
+    assert marks.deepest(keys, 10.0) is None
     marks.add("r1", marks_of(keys, 11), 20.0)
-    assert marks.deepest(keys, 0, 9.0) == ("r1", 16)
+    assert marks.deepest(keys, 9.0) == ("r1", 16)
     marks.expire(10.0)
     assert len(marks) == 2
     marks.forget_replica("r1")
     assert len(marks) == 0
     for seed in range(9):
         marks.add("r0", marks_of(prompt((seed, 20)), 0), 10.0)
-    assert len(marks) <= 8
+    assert len(marks) <= len(DEPTHS)
     assert marks_of(keys, 20) == b""
-
-
-def test_marks_that_would_make_a_message_too_long_stay_at_home() -> None:
-    router = Router("a", 1, Clock(), {"r0": 1})
-    router.listen()
-    router.hear("b", seal("b", 1, 0, 1, PeerState()))
-    for seed in range(2):
-        router.world.decide(prompt((seed, 900)), pin="r0")
-    delta = router.sync._delta()
-    assert all(one.marks for one in delta.sent)
-    assert len(encode(delta)) < 8_192
-    for one in router.sync._changes.sent.values():
-        one.marks = bytes(MAX_MARKS_BYTES)
-    assert not any(one.marks for one in router.sync._delta().sent)

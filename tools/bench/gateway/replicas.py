@@ -166,7 +166,7 @@ class FakeReplica:
             total_blocks=KV_BLOCKS,
             step_ms=1.0,
             steps=self._steps,
-            prefill=PrefillFit(1.0, 0.02, 0.0, 1.0),
+            prefill=PrefillFit(0.1, 0.001, 0.0, 1.0),
             decode=DecodeFit(1.0, 0.01, 0.0, 1.0),
             seen=dict(self._seen),
             prompt_tokens_total=self._cache.prompt_tokens,

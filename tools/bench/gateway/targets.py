@@ -26,6 +26,7 @@ _CPUS = sorted(os.sched_getaffinity(0))
 TARGET_CPU, OTHER_CPU = _CPUS[0], _CPUS[-1]
 REPLICAS = 4
 START_S = 60.0
+_NO_BOUND = 100_000_000
 CONTEXT_TOKENS = 131_072
 _CONTEXT_KEY = b"llama.context_length" + struct.pack("<I", 4)
 
@@ -78,7 +79,9 @@ def _cluster(setting: Setting, port: int, bus_port: int) -> Path:
         secret="5a" * 32,
         model=ModelConfig(path=str(setting.model), name=MODEL),
         bus=BusConfig(url=f"nats://{HOST}:{bus_port}"),
-        router=RouterConfig(port=port, max_inflight_tokens=100_000_000),
+        router=RouterConfig(
+            port=port, max_inflight_tokens=_NO_BOUND, max_queued_tokens=_NO_BOUND
+        ),
         replicas=tuple(
             ReplicaConfig(id=f"r{number}", port=_free_port(), context_tokens=CONTEXT_TOKENS)
             for number in range(REPLICAS)
