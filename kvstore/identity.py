@@ -18,7 +18,7 @@ import numpy as np
 
 from events.load import KVLayout, ReplicaHello
 from kvstore.chainhash import HASH_VERSION as HASH_VERSION
-from kvstore.chainhash import KEY_BYTES, chain_hash, keyed_hash
+from kvstore.chainhash import KEY_BYTES, ChainHash, chain_hash, keyed_hash
 
 PUBLIC_SALT = b""
 """The salt of blocks that every tenant may share."""
@@ -125,8 +125,9 @@ def chain(
     salt: bytes,
     tokens: bytes,
     public_cut_blocks: int = 0,
+    run: ChainHash | None = None,
 ) -> KeyChain:
-    """Keys of all full blocks of `tokens` (u32 little endian).
+    """Keys of all full blocks of `tokens` (u32 little endian), hashed by `run` where it is given.
 
     The first `public_cut_blocks` blocks are hashed without the tenant's salt. A partial block at
     the end gets no key: it is never shared. Raises ValueError when the cut lies behind the end.
@@ -135,7 +136,7 @@ def chain(
     blocks = len(tokens) // block_bytes
     if not 0 <= public_cut_blocks <= blocks:
         raise ValueError("the public prefix is longer than the prompt")
-    run = chain_hash()
+    run = run or chain_hash()
     cut = public_cut_blocks * block_bytes
     shared = b""
     parent = root(cluster_key, namespace, PUBLIC_SALT if cut else salt)

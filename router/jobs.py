@@ -5,7 +5,8 @@ from __future__ import annotations
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
 from events.request import SamplingParams
-from kvstore.identity import chain
+from kvstore.chaincache import ChainCache
+from kvstore.identity import KeyChain, chain
 from router.deadlines import deadlines_of
 from router.dispatch import Job
 from router.fleet import Fleet, Pool
@@ -14,7 +15,7 @@ from router.tenants import Tenant
 
 
 class JobMaker:
-    """Knows the fleet's pools and the registered prefixes; keeps nothing."""
+    """Knows the fleet's pools and the registered prefixes; keeps nothing but runs of block keys."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class JobMaker:
         self._cluster_key = cluster_key
         self._model = model
         self._config = config
+        self._known_runs = ChainCache()
 
     def pool(self) -> Pool | None:
         """The pool that requests go to: the one with most linked replicas."""
@@ -56,7 +58,7 @@ class JobMaker:
             pool=pool.name,
             block_tokens=pool.block_tokens,
             prompt=prompt,
-            chain=chain(self._cluster_key, pool.namespace, tenant.salt, prompt, cut),
+            chain=self._chain(pool, tenant, prompt, cut),
             sampling=sampling,
             public_cut_blocks=cut,
             first_token_timeout_s=deadlines.first_token_timeout_s,
@@ -66,6 +68,10 @@ class JobMaker:
             ttft_deadline_ms=deadlines.ttft_ms,
             itl_deadline_ms=deadlines.itl_ms,
         )
+
+    def _chain(self, pool: Pool, tenant: Tenant, prompt: bytes, cut_blocks: int) -> KeyChain:
+        namespace, known = pool.namespace, self._known_runs
+        return chain(self._cluster_key, namespace, tenant.salt, prompt, cut_blocks, known)
 
 
 def _nobody() -> UserError:

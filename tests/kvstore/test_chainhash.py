@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.chaincache import ChainCache
 from kvstore.chainhash import native_chain, python_chain
 
 NATIVE = native_chain()
@@ -28,3 +29,16 @@ def test_C1_whole_blocks_of_the_hash_are_no_exception() -> None:
         for extra in (-1, 0, 1):
             asked = (b"k", bytes(16), bytes(range(256)) * 8, 4 * (block_tokens + extra))
             assert NATIVE(*asked) == python_chain(*asked)
+
+
+@given(
+    cuts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 90)), max_size=12),
+    parents=st.lists(st.sampled_from([b"a" * 16, b"b" * 16]), min_size=12, max_size=12),
+)
+def test_C1_known_runs_give_the_same_keys(cuts: list[tuple[int, int]], parents: list) -> None:
+    cache = ChainCache(run_blocks=3, max_runs=5)
+    for (kind, blocks), parent in zip(cuts, parents, strict=False):
+        tokens = bytes(range(200)) * 2 + bytes([kind]) * 8 * blocks
+        tokens = tokens[: 8 * blocks + 5]
+        assert cache(b"k", parent, tokens, 8) == python_chain(b"k", parent, tokens, 8)
+        assert len(cache) <= 5

@@ -79,9 +79,7 @@ def _cluster(setting: Setting, port: int, bus_port: int) -> Path:
         secret="5a" * 32,
         model=ModelConfig(path=str(setting.model), name=MODEL),
         bus=BusConfig(url=f"nats://{HOST}:{bus_port}"),
-        router=RouterConfig(
-            port=port, max_inflight_tokens=_NO_BOUND, max_queued_tokens=_NO_BOUND
-        ),
+        router=RouterConfig(port=port, max_inflight_tokens=_NO_BOUND, max_queued_tokens=_NO_BOUND),
         replicas=tuple(
             ReplicaConfig(id=f"r{number}", port=_free_port(), context_tokens=CONTEXT_TOKENS)
             for number in range(REPLICAS)
