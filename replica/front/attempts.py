@@ -17,6 +17,7 @@ from events.errors import DRAINING, CoreError, InvariantError
 from events.output import FINISH_ABORT, FINISH_ERROR, CoreDelta
 from replica.engine.messages import Engine
 from replica.front.child import Child
+from replica.front.fence import Fence, RequestKey
 from replica.front.mailbox import Mailbox
 from replica.front.metrics import FrontCounters
 from replica.sched.plan import ChildId
@@ -30,7 +31,7 @@ class Outlet(Protocol):
 
 
 class AttemptKey(NamedTuple):
-    """Two routers may use the same request id: the outlet belongs to the key."""
+    """How a link's frames name an attempt: two routers may use the same request id."""
 
     outlet: Outlet
     request_id: str
@@ -49,6 +50,7 @@ class Attempt:
     """One attempt of one request. `children` holds those that have not ended."""
 
     key: AttemptKey
+    request: RequestKey
     prompt_tokens: int
     stop_token_ids: frozenset[int]
     received_s: float
@@ -92,6 +94,7 @@ class Attempts:
         self._counters = counters
         self._slow_s = slow_s
         self._clock = clock
+        self.fence = Fence(clock)
         self._attempts: dict[AttemptKey, Attempt] = {}
         self._children: dict[ChildId, Child] = {}
         self._empty = asyncio.Event()
@@ -127,6 +130,7 @@ class Attempts:
             raise InvariantError("an attempt is registered twice")
         self._attempts[attempt.key] = attempt
         self._children.update(attempt.children)
+        self.fence.begin(attempt)
         self._empty.clear()
         attempt.deadline_timer = asyncio.get_running_loop().call_later(
             deadline_s, self.end, attempt, FINISH_ERROR, DEADLINE
@@ -139,6 +143,9 @@ class Attempts:
             del attempt.children[child.id], self._children[child.id]
             self._counters.finished(delta.finish, child.ttft_s)
         attempt.mailbox.put(delta)
+        self.fence.note(attempt, delta)
+        if not attempt.children:
+            self.fence.end(attempt)
         if attempt.mailbox.full and attempt.children:
             self._hold_slow(attempt)
         attempt.key.outlet.wake(attempt)
@@ -183,6 +190,7 @@ class Attempts:
                 del self._children[child.id]
                 self._counters.finish(FINISH_ABORT)
             attempt.children.clear()
+            self.fence.drop(attempt)
             self._forget(attempt)
         return len(lost)
 

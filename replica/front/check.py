@@ -53,7 +53,8 @@ def check_request(request: CoreRequest, limits: Limits) -> Ids:
     """Its token ids. Raises UserError."""
     if request.model != limits.model:
         refuse("The model is not served here.", "model_not_found", "model", 404)
-    longest = max(map(len, (request.request_id, request.trace_id, request.tenant)))
+    names = (request.request_id, request.trace_id, request.tenant, request.router_boot)
+    longest = max(map(len, names))
     if longest > MAX_ID_CHARACTERS or request.attempt < 0:
         refuse("The request's ids are out of range.")
     for deadline_ms in (request.ttft_deadline_ms, request.itl_deadline_ms, request.e2e_deadline_ms):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from events.errors import DRAINING, QUEUE_LONGER, CoreError, UserError
-from events.output import FINISH_ERROR, CoreDelta, CoreFinish, Usage
+from events.output import FINISH_ABORT, FINISH_ERROR, CoreDelta, CoreFinish, Usage
 from events.request import CoreRequest
 from kvstore.identity import KeyChain, Namespace, chain
 from replica.engine.messages import Engine, EngineRequest
@@ -22,6 +22,7 @@ from replica.front.check import (
 )
 from replica.front.child import Child
 from replica.front.detokenise import Vocabulary
+from replica.front.fence import RequestKey
 from replica.front.mailbox import Mailbox
 from replica.front.metrics import FrontCounters
 from replica.front.output import INTERNAL
@@ -74,7 +75,10 @@ class Intake:
         """Take a request in. Returns the deltas that refuse it, none when it was accepted."""
         received_s = self._clock()
         try:
-            self._check_door(outlet, request)
+            said = self._pass_fence(request)
+            if said is not None:
+                return said
+            self._check_door()
             ids = check_request(request, self._served.limits)
             self._check_room(request.sampling.n)
             self._check_queue(request.believed_queue_tokens)
@@ -87,11 +91,18 @@ class Intake:
         self._start(attempt, request, ids, keys)
         return ()
 
-    def _check_door(self, outlet: Outlet, request: CoreRequest) -> None:
+    def _pass_fence(self, request: CoreRequest) -> tuple[CoreDelta, ...] | None:
+        """What this attempt has said, if it was answered already; an earlier one ends here."""
+        fence, key = self._attempts.fence, _request_key(request)
+        said = fence.enter(key, request.attempt)
+        earlier = fence.live(key)
+        if said is None and earlier is not None:
+            self._attempts.end(earlier, FINISH_ABORT)
+        return said
+
+    def _check_door(self) -> None:
         if self.draining:
             raise UserError(_try_elsewhere(503, DRAINING, "The replica is draining."))
-        if self._attempts.find(AttemptKey(outlet, request.request_id, request.attempt)):
-            refuse("This attempt is already being served.", "duplicate_request", status=409)
 
     def _check_room(self, children: int) -> None:
         """The engine bounds its queue in tokens; this bounds the tables of the front."""
@@ -145,6 +156,7 @@ class Intake:
         params = request.sampling
         attempt = Attempt(
             key=AttemptKey(outlet, request.request_id, request.attempt),
+            request=_request_key(request),
             prompt_tokens=len(request.prompt) // 4,
             stop_token_ids=frozenset(params.stop_token_ids),
             received_s=received_s,
@@ -184,6 +196,10 @@ class Intake:
             dispatch_seq=request.dispatch_seq,
             output=ids.outputs[child.index] or (),
         )
+
+
+def _request_key(request: CoreRequest) -> RequestKey:
+    return RequestKey(request.router_boot, request.request_id)
 
 
 def _patience_s(request: CoreRequest) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from socket import SO_RCVBUF, SO_SNDBUF
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from events.load import KVLayout
@@ -81,12 +82,15 @@ class Answer:
 class RouterEnd:
     """Speaks the router's half of the link and joins what comes, by request and child."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, boot: str = "boot") -> None:
         self.socket = socket
+        self.boot = boot
         self.answers: dict[tuple[str, int, int], Answer] = {}
         self.frames: list[StepFrame] = []
 
     async def send(self, message) -> None:
+        if isinstance(message, CoreRequest):
+            message = msgspec.structs.replace(message, router_boot=self.boot)
         await self.socket.send_bytes(encode(message))
 
     async def receive(self) -> LinkWelcome | StepFrame | CacheCleared:
@@ -127,10 +131,10 @@ class Rig:
         )
         self.sockets: list[aiohttp.ClientWebSocketResponse] = []
 
-    async def dial(self, secret: str = SECRET, version: int = LINK_VERSION) -> RouterEnd:
-        """A link that was welcomed."""
-        end = RouterEnd(await self.connect())
-        hello = LinkHello(version=version, router_id="r", router_boot="boot", secret=secret)
+    async def dial(self, boot: str | None = None) -> RouterEnd:
+        """A link that was welcomed; of a router of its own, unless it has a `boot`."""
+        end = RouterEnd(await self.connect(), boot or f"boot-{len(self.sockets)}")
+        hello = LinkHello(version=LINK_VERSION, router_id="r", router_boot=end.boot, secret=SECRET)
         await end.send(hello)
         welcome = await end.receive()
         assert isinstance(welcome, LinkWelcome)
