@@ -115,7 +115,7 @@ class Admin:
         self._of.gate.check_reader(request.headers)
         views = []
         for view in self._of.fleet.replicas():
-            link = self._of.links.get(view.replica)
+            link = self._of.links.get(view.replica) or self._of.backends.seats.get(view.replica)
             views.append(
                 {
                     **msgspec.to_builtins(view),

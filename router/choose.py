@@ -168,6 +168,10 @@ class RouterBrain:
         self.fleet.expect_shown(replica, entry.boot, query.chain, query.public_cut_blocks)
         self.fleet.replica_alive(replica, entry.boot)
 
+    def assume_prefilled(self, decision_id: str) -> None:
+        """The prefill is taken to be over: only its reservation knows."""
+        self.ledger.first_token(decision_id)
+
     def finish(self, decision_id: str, outcome: Outcome) -> None:
         """Release, learn, record. Only the first call for a decision counts."""
         if outcome.status == "ok" and outcome.ttft_ms is not None:

@@ -40,13 +40,15 @@ ChangeListener = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Replicas with one fingerprint: one chain of block keys serves them all."""
+    """Replicas with one fingerprint: one chain of block keys serves them all. Only our own ones can
+    share the heads of prompts among tenants."""
 
     name: str
     namespace: Namespace
     block_tokens: int
     context_tokens: int
     replicas: tuple[str, ...]
+    public_prefixes: bool = True
 
 
 class Fleet:
@@ -464,4 +466,5 @@ def _pool(name: str, members: list[Member]) -> Pool:
         block_tokens=hellos[0].layout.block_tokens,
         context_tokens=min(hello.context_tokens for hello in hellos),
         replicas=tuple(sorted(member.replica for member in members)),
+        public_prefixes=any(hello.engine == OWN_ENGINE for hello in hellos),
     )

@@ -49,7 +49,9 @@ class JobMaker:
         if pool is None:
             raise _nobody()
         deadlines = deadlines_of(tenant.policy, self._config)
-        cut = self._prefixes.cut_blocks(prompt, pool.block_tokens)
+        cut = 0
+        if pool.public_prefixes:
+            cut = self._prefixes.cut_blocks(prompt, pool.block_tokens)
         return Job(
             request_id=request_id,
             tenant=tenant.name,

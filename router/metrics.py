@@ -127,6 +127,7 @@ class Metrics:
         self._duration.observe(outcome.e2e_ms / 1000)
         if outcome.ttft_ms is not None:
             self._ttft.observe(outcome.ttft_ms / 1000)
+        if outcome.prompt_tokens:
             self._predicted[()] += decision.predicted_cached_tokens
             self._cached[()] += outcome.cached_tokens
             self._prompt[()] += outcome.prompt_tokens

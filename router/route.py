@@ -74,5 +74,8 @@ class Chooser(Protocol):
         """The prefill is over: its reservation shrinks to decode, prediction meets reality. With
         None for the cached tokens it meets it at the end."""
 
+    def assume_prefilled(self, decision_id: str) -> None:
+        """By all that was learnt its prefill is over, though nothing was heard. Idempotent."""
+
     def finish(self, decision_id: str, outcome: Outcome) -> None:
         """Release the reservation; idempotent: only the first call per decision counts."""

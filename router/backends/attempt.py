@@ -5,6 +5,7 @@ It can't be continued on another replica once a byte was delivered: what was gen
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class ForeignAttempt:
         self._listener = listener
         self._started_s = time.monotonic()
         self._heard_s = self._started_s
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def elapsed_ms(self) -> float:
@@ -51,20 +53,35 @@ class ForeignAttempt:
         """Raises ForeignChosenError: whoever asked for deltas has to relay instead."""
         raise ForeignChosenError
 
-    def heard(self) -> None:
-        """Bytes of an answer came."""
+    def heard(self, streaming: bool) -> None:
+        """Bytes of an answer came. The first ones of a stream are its first token; a plain answer
+        comes at its end, and does not tell when that was."""
         self._heard_s = time.monotonic()
-        if self.ttft_ms is None:
+        if streaming and self.ttft_ms is None:
             self.ttft_ms = self.elapsed_ms
-            decision = self.decision
-            self._chooser.first_token(
-                decision.decision_id, None, decision.prompt_tokens, self.ttft_ms
-            )
+            self._tell_first_token(None, self.ttft_ms)
+
+    def expect_silence(self) -> None:
+        """A plain answer was asked for: its prefill is over when we would expect it to be."""
+        self._timer = asyncio.get_running_loop().call_later(
+            self.decision.predicted_ttft_ms / 1000,
+            self._chooser.assume_prefilled,
+            self.decision.decision_id,
+        )
 
     def complete(self, usage: ToldUsage | None) -> None:
         """The answer is whole."""
         self.answered = True
+        if self.ttft_ms is None:
+            cached_tokens = usage.cached_tokens if usage is not None else None
+            self._tell_first_token(cached_tokens, self.decision.predicted_ttft_ms)
         self.finish("ok", usage=usage)
+
+    def _tell_first_token(self, cached_tokens: int | None, ttft_ms: float) -> None:
+        decision = self.decision
+        self._chooser.first_token(
+            decision.decision_id, cached_tokens, decision.prompt_tokens, ttft_ms
+        )
 
     def fail(self, failure: AttemptError) -> None:
         """Report an end that is not an answer."""
@@ -78,6 +95,8 @@ class ForeignAttempt:
             return
         self.finished = True
         self.status = status
+        if self._timer is not None:
+            self._timer.cancel()
         cached_tokens = usage.cached_tokens if usage is not None else None
         outcome = Outcome(
             status=status,

@@ -41,6 +41,16 @@ class Seat:
         """Of its present life in the fleet. A bridge's is a time in ms: always the larger."""
         return self.lives if self.bridge_boot is None else self.bridge_boot
 
+    @property
+    def state(self) -> str:
+        """As a link's state is shown."""
+        return "up" if self.health.up else "unreachable"
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts on their way there."""
+        return len(self._alone)
+
     @contextmanager
     def carrying(self, attempt: ForeignAttempt) -> Iterator[None]:
         """While an attempt is on its way there."""

@@ -149,6 +149,8 @@ class _Passage:
 
     async def _ask(self, client: BackendClient, call: RelayCall) -> aiohttp.ClientResponse:
         body = call.for_backend(self._seat)
+        if not call.stream:
+            self._attempt.expect_silence()
         headers = call.headers(self._attempt.decision.attempt)
         try:
             async with asyncio.timeout_at(self._run.deadline_s()):
@@ -183,7 +185,7 @@ class _Passage:
             if data is None:
                 await self._write(KEEP_ALIVE)
                 continue
-            self._hear()
+            self._hear(events)
             if passed := tail.feed(data):
                 await self._write(passed)
         await self._end(tail)
@@ -204,8 +206,8 @@ class _Passage:
             except (aiohttp.ClientError, OSError):
                 raise transport_failure("the backend broke off") from None
 
-    def _hear(self) -> None:
-        self._attempt.heard()
+    def _hear(self, streaming: bool) -> None:
+        self._attempt.heard(streaming)
         self._seat.health.heard()
         self._run.heard()
 

@@ -227,7 +227,7 @@ async def test_ready_without_a_replica_of_our_own(build: Callable, http) -> None
 
 async def test_rates_are_learnt_from_answers(build: Callable, http) -> None:
     house: ForeignHouse = await build()
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
     for _ in range(3):
         async with house.post(http, "/v1/chat/completions", body) as response:
             await response.read()
@@ -235,6 +235,12 @@ async def test_rates_are_learnt_from_answers(build: Callable, http) -> None:
     assert seat.rates.prefill.confidence > 0
     house.services.backends.feed.probed(seat, True)
     await until(lambda: house.fleet.member("f0").load.prefill.confidence > 0)
+
+
+async def test_public_heads_are_for_our_own_replicas(build: Callable) -> None:
+    foreign, mixed = await build(), await build(replicas=1)
+    assert not foreign.services.jobs.pool().public_prefixes
+    assert mixed.services.jobs.pool().public_prefixes
 
 
 async def test_a_replica_of_our_own_may_not_take_a_backends_name(build: Callable) -> None:

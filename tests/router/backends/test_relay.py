@@ -48,7 +48,28 @@ async def test_answers_are_the_servers_bytes(
     assert response.headers["x-warmroute-replica"] == "f0"
     outcome = house.outcome(response.headers["x-warmroute-decision"])
     assert (outcome.status, outcome.cached_tokens, outcome.completion_tokens) == ("ok", 32, 3)
+    assert outcome.ttft_ms is None
     await house.settled()
+
+
+async def test_a_plain_answer_is_no_prefill_for_all_its_time(
+    house: ForeignHouse, http: aiohttp.ClientSession
+) -> None:
+    go = asyncio.Event()
+
+    async def script(asked: Asked) -> None:
+        await asyncio.wait_for(go.wait(), 10)
+        await answer(asked)
+
+    house.tell(script)
+    asking = asyncio.create_task(read(house, http, CHAT))
+    await until(lambda: len(house.asked) == 1)
+    booked = house.services.brain.ledger.booked("f0")
+    await until(lambda: (booked.requests, booked.prefilling) == (1, 0))
+    go.set()
+    await asking
+    await house.settled()
+    assert house.services.backends.seats["f0"].rates.prefill.confidence == 0
 
 
 async def test_the_body_goes_up_with_another_model_and_nothing_else_changed(
