@@ -136,7 +136,7 @@ def chain(
     blocks = len(tokens) // block_bytes
     if not 0 <= public_cut_blocks <= blocks:
         raise ValueError("the public prefix is longer than the prompt")
-    run = run or chain_hash()
+    run = chain_hash() if run is None else run
     cut = public_cut_blocks * block_bytes
     shared = b""
     parent = root(cluster_key, namespace, PUBLIC_SALT if cut else salt)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from events.load import KVLayout
 from kvstore.chaincache import ChainCache
 from kvstore.chainhash import native_chain, python_chain
+from kvstore.identity import Namespace, chain
 
 NATIVE = native_chain()
 
@@ -42,3 +44,13 @@ def test_C1_known_runs_give_the_same_keys(cuts: list[tuple[int, int]], parents: 
         tokens = tokens[: 8 * blocks + 5]
         assert cache(b"k", parent, tokens, 8) == python_chain(b"k", parent, tokens, 8)
         assert len(cache) <= 5
+
+
+def test_a_chain_leaves_its_runs_behind() -> None:
+    cache = ChainCache(run_blocks=2)
+    layout = KVLayout(dtype="f", layers=1, kv_heads=1, head_dim=1, block_tokens=4, rope="r")
+    asked = (b"k", Namespace(model="m", weights="w", layout=layout), b"salt", bytes(16 * 7))
+    whole = chain(*asked)
+    for _ in range(2):
+        assert chain(*asked, run=cache).data == whole.data
+        assert len(cache) == 3
