@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 from aiohttp import web
 
+from events.errors import UserError
 from router.degrade import MARK, Asked, degraded
 from router.dispatch import Job
 from router.gate import Admission, Gate
@@ -39,6 +40,7 @@ class Admitter:
     def enter(self, held: ExitStack, request: web.Request, tenant: Tenant) -> None:
         """Before the body is read. Raises UserError (429, 503)."""
         account = self.limits.account(tenant)
+        self.limits.tallies.asked(tenant.name)
         self.client_retries += request.headers.get(RETRY_COUNT_HEADER, "0") != "0"
         request[_ACCOUNT] = account
         held.enter_context(account.request(tenant.policy.max_concurrent))
@@ -64,9 +66,11 @@ class Admitter:
         try:
             admission = held.enter_context(self._gate.admitted(jobs))
             admission.waited_s = await self.queue.wait(tenant, jobs, booked)
-        except BaseException:
+        except BaseException as error:
             account.correct_tokens(-booked)
+            account.tally.refused["busy"] += isinstance(error, UserError)
             raise
+        account.tally.wait.observe(admission.waited_s)
         admission.on_begin = self.queue.pump
         held.callback(lambda: account.correct_tokens(admission.held_tokens - booked))
         return admission

@@ -27,6 +27,7 @@ from router.services import Services
 from router.shadow import Shadow
 from router.stages import register_stages
 from router.tenant_admin import TenantAdmin
+from router.tenant_tally import merged, register_tallies
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -141,6 +142,13 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("registry_settings", "Settings that routers share", lambda: len(registry))
     metrics.gauge("peers", "Other routers that are heard", lambda: len(peers))
     metrics.gauge("peer_dispatches", "Theirs that no load report shows", lambda: peers.open)
+    tallies, shares = admitter.limits.tallies, services.shares
+    metrics.gauges(
+        "tenant_warm_blocks",
+        "Blocks of the tenant that this router had computed last",
+        ("tenant",),
+        lambda: merged(shares.totals(), tallies),
+    )
     metrics.gauge("tenants", "Tenants with a key", lambda: len(services.tenants))
     _register_alarms(metrics, fleet.alarms)
     _register_shadow(metrics, services.brain.shadow)
@@ -184,6 +192,7 @@ def build_app(
     """The application; it starts and stops nothing."""
     _register_gauges(services)
     register_stages(services.metrics, services, door)
+    register_tallies(services.metrics, services.admitter.limits.tallies)
     generator = Generator(services)
     app = web.Application(
         middlewares=[door.middleware, error_middleware(services.metrics)],

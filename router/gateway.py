@@ -41,6 +41,7 @@ from router.introduction import LinkTarget, RouterIdentity
 from router.jobs import JobMaker
 from router.limits import Limits
 from router.links import Links
+from router.listeners import Listeners
 from router.metrics import Metrics
 from router.openai.logprobs import TokenTexts
 from router.prefixes import PublicPrefixes
@@ -60,6 +61,7 @@ from router.shared import (
     PrefixSection,
     TenantSection,
 )
+from router.shares import WarmShares
 from router.sink import SinkLimits
 from router.sync import PeerSync
 from router.tenants import Tenants
@@ -196,6 +198,8 @@ class Gateway:
         registry.add(PREFIX, PrefixSection(prefixes))
         registry.add(POLICY, PolicySection(brain.set_policy, router.policy))
         registry.add(SHADOW, PolicySection(brain.shadow.set_policy, router.shadow_policy))
+        shares = WarmShares(fleet)
+        listener = Listeners(metrics, (admitter.limits.tallies.ended, shares.ended))
         limits = SinkLimits(router.stream_buffer_bytes, router.slow_reader_s)
         jobs = JobMaker(fleet, prefixes, cluster_key, config.model.name, router)
         background = Dispatcher(brain, links, brain.router_boot, limits, Unheard())
@@ -213,6 +217,7 @@ class Gateway:
             gate=gate,
             bodies=Bodies(router.max_reading_bytes),
             admitter=admitter,
+            shares=shares,
             registry=registry,
             prefixes=prefixes,
             renderer=Renderer(card, self._executor),
@@ -220,7 +225,7 @@ class Gateway:
             widest=widest_limits(config, card),
             jobs=jobs,
             dispatcher=Dispatcher(
-                brain, links, brain.router_boot, limits, metrics, backends.seats.keys(), watchers
+                brain, links, brain.router_boot, limits, listener, backends.seats.keys(), watchers
             ),
             budget=RetryBudget(),
             metrics=metrics,

@@ -22,15 +22,23 @@ class Histogram(Collector):
         self._help = help_text
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self.total = 0.0
 
     def observe(self, value: float) -> None:
         """Count one value in the first bucket whose bound is not below it."""
         self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.total += value
+
+    def add(self, other: Histogram) -> None:
+        """All that another one of the same bounds has counted."""
+        self._counts = [own + more for own, more in zip(self._counts, other._counts, strict=True)]
+        self.total += other.total
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """(upper bound, values up to it) of each bucket."""
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        return list(zip(names, accumulate(self._counts), strict=True))
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """What the library's own would give."""
-        names = [*map(floatToGoString, self._bounds), "+Inf"]
-        buckets = list(zip(names, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(self._name, self._help, buckets, self._sum)
+        yield HistogramMetricFamily(self._name, self._help, self.buckets(), self.total)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from events.errors import CoreError, UserError
 from router.pace import retry_after_s
+from router.tenant_tally import Tallies, Tally
 from router.tenants import Tenant
 
 MINUTE_S = 60.0
@@ -77,16 +77,23 @@ def _headers(kind: str, bucket: Bucket, now_s: float) -> dict[str, str]:
 
 
 class Account:
-    """What one tenant uses. `refused`: by the limit that did it."""
+    """What one tenant uses; what was refused it is in its tally."""
 
-    def __init__(self, name: str, clock: Callable[[], float], rng: random.Random) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, tallies: Tallies, clock: Callable[[], float], rng: random.Random
+    ) -> None:
+        self._name = name
+        self._tallies = tallies
         self.inside = 0
-        self.refused: Counter[str] = Counter()
         self._clock = clock
         self._rng = rng
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
+
+    @property
+    def tally(self) -> Tally:
+        """Where the tenant is counted now."""
+        return self._tallies.of(self._name)
 
     def follow(self, tenant: Tenant) -> None:
         """Take over the limits of the tenant's policy."""
@@ -128,7 +135,7 @@ class Account:
             return
         limit = self._tokens.per_min
         if tokens > limit:
-            self.refused["tokens"] += 1
+            self.tally.refused["tokens"] += 1
             message = f"the request counts for {tokens} tokens; {limit} a minute are allowed"
             raise UserError(CoreError(status=413, message=message, code="request_too_large"))
         wait_s = self._tokens.wait_s(tokens, self._clock())
@@ -143,7 +150,7 @@ class Account:
             self._tokens.take(more)
 
     def _refusal(self, reason: str, kind: str, limit: str, wait_s: float) -> UserError:
-        self.refused[reason] += 1
+        self.tally.refused[reason] += 1
         return UserError(
             CoreError(
                 status=429,
@@ -162,7 +169,9 @@ class Limits:
         self,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        tallies: Tallies | None = None,
     ) -> None:
+        self.tallies = tallies or Tallies()
         self._clock = clock
         self._rng = rng or random.Random()
         self._accounts: dict[str, Account] = {}
@@ -171,7 +180,7 @@ class Limits:
         """The tenant's account, with the limits that its policy has now."""
         account = self._accounts.get(tenant.name)
         if account is None:
-            account = Account(tenant.name, self._clock, self._rng)
+            account = Account(tenant.name, self.tallies, self._clock, self._rng)
             self._accounts[tenant.name] = account
         account.follow(tenant)
         return account
@@ -179,3 +188,4 @@ class Limits:
     def forget(self, name: str) -> None:
         """The tenant was removed. What it has inside still ends on its old account."""
         self._accounts.pop(name, None)
+        self.tallies.forget(name)

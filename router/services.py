@@ -26,6 +26,7 @@ from router.pressure import Pressure
 from router.registry import Registry
 from router.render import Renderer
 from router.replicate import Replicator
+from router.shares import WarmShares
 from router.tenants import Tenants
 
 
@@ -50,6 +51,7 @@ class Services:
     gate: Gate
     bodies: Bodies
     admitter: Admitter
+    shares: WarmShares
     prefixes: PublicPrefixes
     registry: Registry
     renderer: Renderer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -40,6 +41,10 @@ _CHANGE: Table = {
 }
 
 
+MAX_REPLICAS = 16
+"""For each tenant: those that hold most of it."""
+
+
 def _shown(tenant: Tenant, keys: int) -> dict[str, Any]:
     return {
         "name": tenant.name,
@@ -68,7 +73,12 @@ class TenantAdmin:
         self._of.gate.check_admin(request.headers)
         tenants = self._of.tenants
         listed = [(tenants.anonymous, 0), *tenants.listed()]
-        return json_response({"tenants": [_shown(tenant, keys) for tenant, keys in listed]})
+        return json_response({"tenants": [self._used(*of) for of in listed]})
+
+    def _used(self, tenant: Tenant, keys: int) -> dict[str, Any]:
+        warm = self._of.shares.of(tenant.name)
+        most = dict(islice(warm.items(), MAX_REPLICAS))
+        return {**_shown(tenant, keys), "warm_blocks": most, "warm_replicas": len(warm)}
 
     async def put(self, request: web.Request) -> web.Response:
         """Add or change one, on all routers: what is not given stays."""

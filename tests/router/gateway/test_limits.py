@@ -46,7 +46,7 @@ def test_requests_a_minute_refill_continuously() -> None:
     now[0] += 1.0
     with of.account(limited).request(0):
         pass
-    assert of.account(limited).refused == {"requests": 1}
+    assert of.account(limited).tally.refused == {"requests": 1}
 
 
 def test_tokens_are_corrected_by_what_came() -> None:
