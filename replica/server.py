@@ -245,7 +245,7 @@ async def serve(parts: Parts) -> None:
         await publisher.start()
         print(f"READY {parts.url}", flush=True)
         await _until_stopped(front, publisher, stop)
-        await _drain(front, publisher, stop, parts.replica.drain_s)
+        await drain(front, publisher, stop, parts.replica.drain_s)
 
 
 def _tell_others(engine: EngineThread, parts: Parts) -> KvEventPublisher:
@@ -277,7 +277,7 @@ async def _until_stopped(front: FrontApp, publisher: Publisher, stop: StopReques
                 await stop.asked.wait()
 
 
-async def _drain(
+async def drain(
     front: FrontApp, publisher: Publisher, stop: StopRequest, patience_s: float
 ) -> None:
     """Refuse new requests, tell the routers, let the streams finish; send away those that don't."""

@@ -136,6 +136,7 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("replicas", "Replicas that the fleet knows", lambda: len(fleet))
     register_index(metrics, fleet, services.brain.optimistic)
     register_accuracy(metrics, services.brain.accuracy)
+    metrics.gauge("links_resumed", "Broken connections that went on", lambda: links.resumed)
     metrics.gauge("late_deltas", "Deltas that nobody waited for", lambda: links.late_deltas)
     peers, registry = services.brain.peers, services.registry
     metrics.gauge("registry_online", "Whether changes are shared", lambda: registry.online)

@@ -256,6 +256,8 @@ class ReplicaLink:
                 self._down("forgotten")
         elif self.state != RESUMING or not self._outgoing.rewind(welcome.received):
             raise LinkRefusedError("late", "the session was given up meanwhile")
+        else:
+            self.counts["resumed"] += 1
         self.continues, self._resumes = welcome.continues, welcome.resumes
         self._rise()
 

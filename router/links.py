@@ -123,6 +123,11 @@ class Links:
         return sum(link.in_flight for link in (*self._links.values(), *self._leaving.values()))
 
     @property
+    def resumed(self) -> int:
+        """Connections that went on where one before them broke, on the links of now."""
+        return sum(link.counts["resumed"] for link in self.all())
+
+    @property
     def late_deltas(self) -> int:
         """Deltas that came for nobody, on the links of now."""
         return sum(link.counts["late_deltas"] for link in self.all())

@@ -8,11 +8,13 @@ import random
 
 class LossyProxy:
     """Use as an async context manager. Each connection breaks after a random number of bytes from
-    `cut_bytes`; None for one that stays."""
+    `cut_bytes`; None for one that stays. Nothing passes while `flows` is not set."""
 
     def __init__(self, port: int, cut_bytes: tuple[int, int] | None, seed: int = 0) -> None:
         self.cut_bytes = cut_bytes
         self.cuts = 0
+        self.flows = asyncio.Event()
+        self.flows.set()
         self.port = 0
         self._upstream = port
         self._random = random.Random(seed)
@@ -65,6 +67,7 @@ class LossyProxy:
     ) -> None:
         """Until the end, or until what both directions have left is used up."""
         while data := await reader.read(1024):
+            await self.flows.wait()
             if 0 <= left[0] < len(data):
                 writer.write(data[: left[0]])
                 return

@@ -26,61 +26,80 @@ LETTERS = bytes(itertools.islice(itertools.cycle(b"abcdefghijklmnopqrstuvwxyz"),
 
 
 class Bed:
-    """One front over a scripted engine, a lossy proxy, and a router's links through it."""
+    """Fronts over scripted engines, a lossy proxy before each, and a router's links to them."""
 
-    def __init__(self, front: Rig, proxy: LossyProxy) -> None:
-        self.front = front
-        self.proxy = proxy
+    def __init__(self, fronts: list[Rig], proxies: list[LossyProxy]) -> None:
+        self.fronts, self.proxies = fronts, proxies
+        self.front, self.proxy = fronts[0], proxies[0]
         self.chooser = PlainChooser()
         self.listener = Deaf()
-        target = LinkTarget("replica-0", 5, f"ws://127.0.0.1:{proxy.port}/link")
+        self.stalls: list[tuple[str, bool]] = []
+        targets = [
+            LinkTarget(f"r{number}", 5, f"ws://127.0.0.1:{proxy.port}/link")
+            for number, proxy in enumerate(proxies)
+        ]
         identity = RouterIdentity("router-0", "boot-1", SECRET)
-        self.links = Links(lambda: [target], AllowList(), identity, self.chooser.link_state)
+        self.links = Links(
+            lambda: targets,
+            AllowList(),
+            identity,
+            self.chooser.link_state,
+            on_stall=lambda replica, boot, stalled: self.stalls.append((replica, stalled)),
+        )
         self.dispatcher = Dispatcher(
             self.chooser, self.links, "boot-1", SinkLimits(1_000_000, 5.0), self.listener
         )
 
     @property
     def link(self):
-        return self.links.get("replica-0")
+        return self.links.get("r0")
 
     async def ask(self) -> str:
         """A whole answer's text."""
         sampling = SamplingParams(max_tokens=80, seed=1)
         text = ""
-        with Run(job(model="m", sampling=sampling), self.dispatcher, RetryBudget(), 0) as run:
+        with Run(job(model="m", sampling=sampling), self.dispatcher, RetryBudget(), 1) as run:
             while not run.done:
                 text += "".join(delta.text for delta in await run.next(1.0))
         return text
 
-    async def drive(self) -> None:
-        """The engine: a letter for every open child, every few ms."""
-        said: dict[int, int] = {}
-        engine = self.front.engine
-        while True:
-            await asyncio.sleep(0.002)
-            for child in sorted(engine.open):
-                count = said[child] = said.get(child, 0) + 1
+
+async def drive(front: Rig) -> None:
+    """The engine: the next letter for every open child, every few ms."""
+    said: dict[int, int] = {}
+    engine = front.engine
+    while True:
+        await asyncio.sleep(0.002)
+        for request in engine.requests:
+            if request.child in engine.open:
+                count = said.get(request.child, len(request.output)) + 1
+                said[request.child] = count
                 finish = "length" if count == TOKENS else None
-                engine.step({child: LETTERS[count - 1 : count]}, finish=finish)
+                engine.step({request.child: LETTERS[count - 1 : count]}, finish=finish)
 
 
 @asynccontextmanager
-async def bed(cut_bytes: tuple[int, int] | None, seed: int = 0) -> AsyncIterator[Bed]:
+async def bed(
+    cut_bytes: tuple[int, int] | None, seed: int = 0, replicas: int = 1
+) -> AsyncIterator[Bed]:
     async with AsyncExitStack() as stack:
-        front = await stack.enter_async_context(rig())
-        port = int(front.url.rsplit(":", 1)[1])
-        proxy = await stack.enter_async_context(LossyProxy(port, cut_bytes, seed))
-        it = Bed(front, proxy)
+        fronts, proxies = [], []
+        for number in range(replicas):
+            front = await stack.enter_async_context(rig(name=f"r{number}"))
+            port = int(front.url.rsplit(":", 1)[1])
+            fronts.append(front)
+            proxies.append(await stack.enter_async_context(LossyProxy(port, cut_bytes, seed)))
+            stack.callback(asyncio.create_task(drive(front)).cancel)
+        it = Bed(fronts, proxies)
         await it.links.start()
         stack.push_async_callback(it.links.close)
-        assert await it.links.wait_up(5.0)
-        driver = asyncio.create_task(it.drive())
-        stack.callback(driver.cancel)
+        await until(lambda: len(it.links.up()) == replicas)
         yield it
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))]
+)
 async def test_R17_connections_break_under_many_streams_and_nothing_is_lost_or_doubled(
     seed: int,
 ) -> None:
@@ -93,6 +112,7 @@ async def test_R17_connections_break_under_many_streams_and_nothing_is_lost_or_d
             task.cancel()
         assert await asyncio.gather(*staying) == [LETTERS.decode()] * len(staying)
         assert it.proxy.cuts > 5
+        assert it.links.resumed > 5
         assert len(it.front.engine.requests) == 30, "no attempt was sent twice"
         assert it.chooser.statuses.count("ok") == len(staying)
         await until(lambda: not it.front.engine.open and it.front.empty())
@@ -154,3 +174,33 @@ async def test_idle_links_acknowledge_what_came() -> None:
         await until(lambda: not it.link._outgoing._sent)
         (guest,) = it.front.app._links._guests
         await until(lambda: not guest.session.outgoing._sent)
+
+
+async def test_R13_silence_alone_is_an_alarm_and_costs_time_where_nobody_else_is(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr("router.link.STALLED_S", 0.7)
+    async with bed(None) as it:
+        asking = asyncio.create_task(it.ask())
+        await it.front.submitted(1)
+        it.proxy.flows.clear()
+        await until(lambda: it.stalls == [("r0", True)])
+        assert it.link.up
+        it.proxy.flows.set()
+        assert await asking == LETTERS.decode()
+        await until(lambda: it.stalls == [("r0", True), ("r0", False)])
+    assert it.chooser.statuses == ["ok"]
+
+
+async def test_R13_a_silent_replica_loses_its_streams_to_another_one(monkeypatch) -> None:
+    monkeypatch.setattr("router.link.STALLED_S", 0.7)
+    async with bed(None, replicas=2) as it:
+        asking = [asyncio.create_task(it.ask()) for _ in range(6)]
+        await asyncio.gather(*(front.submitted(3) for front in it.fronts))
+        it.proxy.flows.clear()
+        assert await asyncio.gather(*asking) == [LETTERS.decode()] * 6
+        assert it.stalls == [("r0", True)]
+        assert sorted(it.chooser.statuses) == ["ok"] * 6 + ["transport"] * 3
+        it.proxy.flows.set()
+        await until(lambda: it.front.empty() and len(it.links.up()) == 2)
+        assert not it.front.engine.open, "what moved is aborted where it was"

@@ -88,6 +88,7 @@ def test_R16_R17_a_replica_that_is_killed_mid_stream_is_continued_elsewhere(
     wait_until(lambda: healthy(up) == {"r0", "r1"}, 60, "the replica is back")
 
 
+@pytest.mark.slow
 def test_R13_a_replica_that_stands_still_for_a_moment_keeps_its_streams(
     up: Up, client: OpenAI, whole: str
 ) -> None:

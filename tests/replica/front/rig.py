@@ -197,6 +197,7 @@ async def rig(
     stall_s: float = 5.0,
     handshake_s: float = 5.0,
     progress_s: float = 30.0,
+    name: str = "replica-0",
 ) -> AsyncIterator[Rig]:
     """A served front; whatever the test did, nothing is left of it at the end.
 
@@ -207,7 +208,7 @@ async def rig(
         engine = ScriptedEngine(queue, on_submit, answers_aborts)
     else:
         engine = engine_over(queue)
-    link = LinkSettings("replica-0", 5, SECRET, handshake_s, heartbeat_s=30.0, stall_s=stall_s)
+    link = LinkSettings(name, 5, SECRET, handshake_s, heartbeat_s=30.0, stall_s=stall_s)
     app = build_front(engine, queue, served(mailbox_bytes), link, Patience(slow_s, progress_s))
     runner = app.runner()
     await runner.setup()

@@ -22,6 +22,7 @@ from events.request import (
     Resume,
 )
 from events.wire import encode
+from replica.server import drain
 from tests.fakes.engine import inside, never, refuse_from
 from tests.fakes.vocabulary import END_ID
 from tests.replica.front.rig import SECRET, request, rig
@@ -510,3 +511,38 @@ async def test_refusals_to_a_router_that_does_not_read_are_bounded(monkeypatch) 
             await router.send(request(f"r{index}", model="other"))
         assert (await router.answer("r199")).finish.error.status == 404
         assert all(isinstance(frame, StepFrame) for frame in router.frames)
+
+
+class QuietPublisher:
+    """Notes what is told to the bus."""
+
+    def __init__(self) -> None:
+        self.draining = False
+
+    def set_draining(self, draining: bool) -> None:
+        self.draining = draining
+
+
+class Order:
+    """A StopRequest that nobody repeats."""
+
+    def __init__(self) -> None:
+        self.hurried = asyncio.Event()
+
+
+async def test_R20_a_drain_is_told_first_waits_and_then_sends_away() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        for name in ("quick", "slow"):
+            await router.send(request(name))
+        await front.submitted(2)
+        publisher, order = QuietPublisher(), Order()
+        draining = asyncio.create_task(drain(front.app, publisher, order, 60.0))
+        await front.until(lambda: publisher.draining)
+        assert (await front.get("/ready"))[0] == 503
+        front.engine.step({front.engine.requests[0].child: b"done"}, finish="stop")
+        assert (await router.answer("quick")).text == "done"
+        assert not draining.done()
+        order.hurried.set()
+        assert (await router.answer("slow")).finish.error.code == "draining"
+        await asyncio.wait_for(draining, 5)
