@@ -6,12 +6,10 @@ of replicas touches few of them in Python.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from kvstore.identity import KeyChain
-from router.cost import ROW, Sheet
+from router.cost import Sheet
 from router.index import DigestIndex, Seats
 from router.member import Member
 from router.optimistic import OptimisticEntries
@@ -22,8 +20,6 @@ REUSE_GUESS_TOKENS = 10_000
 """Before a replica has seen so many prompt tokens, its own hit ratio says little."""
 
 NOWHERE = -1
-
-Row = NamedTuple("Row", [(name, float) for name in ROW])
 
 
 class Board:
@@ -45,10 +41,6 @@ class Board:
     def write(self, member: Member, booked: Booked) -> None:
         """Bring the member's row up to date."""
         self.table[self.rows[member.replica]] = row_of(member, booked)
-
-    def row(self, index: int) -> Row:
-        """One row by name."""
-        return Row(*self.table[index].tolist())
 
     def depths(self, index: DigestIndex, halves: np.ndarray) -> np.ndarray:
         """Leading blocks that each member's digest says it holds: int32 (members,)."""

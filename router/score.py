@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple, overload
+from operator import itemgetter
+from typing import overload
 
 import numpy as np
 
@@ -26,11 +27,13 @@ from router.route import RouteQuery
 SHOWN = BEST
 """Replicas that a decision tells the terms of."""
 
-Terms = NamedTuple("Terms", [(name, float) for name in TERMS])
-
 _TTFT, _OVERLAP, _CACHED = map(TERMS.index, ("ttft_ms", "overlap_blocks", "cached_tokens"))
 _QUEUED = ROW.index("queued_tokens")
 _EVIDENCE = [ROW.index(name) for name in ("trust", "digest_at_s", "load_at_s", "unknown")]
+_LOAD = ("requests", "queued_tokens", "total_blocks", "free_blocks", "cached_blocks")
+_PRICE = ("ttft_ms", "new_blocks", "cached_tokens", "usable_tokens")
+_load_of = itemgetter(*map(ROW.index, _LOAD))
+_price_of = itemgetter(*map(TERMS.index, _PRICE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +83,13 @@ class Field:
     def scored(self, replica: str) -> Scored:
         """One of the candidates."""
         row = self._board.rows[replica]
-        terms = Terms(*self._terms[self._place(row)].tolist())
+        ttft_ms, new, cached, usable = _price_of(self._terms[self._place(row)].tolist())
         return Scored(
             member=self._board.members[row],
-            ttft_ms=terms.ttft_ms,
-            new_blocks=int(terms.new_blocks),
-            cached_tokens=int(terms.cached_tokens),
-            usable_tokens=int(terms.usable_tokens),
+            ttft_ms=ttft_ms,
+            new_blocks=int(new),
+            cached_tokens=int(cached),
+            usable_tokens=int(usable),
             digest_blocks=int(self._digest_blocks[row]),
         )
 
@@ -133,14 +136,14 @@ class Field:
 
     def _candidate(self, place: int) -> Candidate:
         row = int(self._fit[place])
-        at = self._board.row(row)
+        requests, queued, total, free, cached = _load_of(self._board.table[row].tolist())
         return Candidate(
             replica=self._board.replicas[row],
             overlap_blocks=int(self._terms[place, _OVERLAP]),
-            requests=int(at.requests),
-            queued_prefill_tokens=int(at.queued_tokens),
-            used_blocks=int(at.total_blocks - at.free_blocks - at.cached_blocks),
-            total_blocks=int(at.total_blocks),
+            requests=int(requests),
+            queued_prefill_tokens=int(queued),
+            used_blocks=int(total - free - cached),
+            total_blocks=int(total),
         )
 
     def _why(self, row: int) -> str:

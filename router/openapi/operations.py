@@ -96,6 +96,7 @@ def operations(limits: Limits) -> Json:
     return {
         "/router/replicas": read("The replicas, as the router knows them"),
         "/router/peers": read("The other routers, and what they have under way"),
+        "/router/trust": read("Predicted against actual, by replica and tenant"),
         "/router/hot": read("The hottest heads of prompts, and what was brought to more replicas"),
         "/router/scale": read("How often requests are forced off a warm replica"),
         "/router/alarms": read("Active alarms, and how often each was raised"),
