@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from functools import cache
@@ -16,7 +17,7 @@ from tools.fetch import default_model
 ROOT = Path(__file__).parents[1]
 TRACES = ROOT.parent / "shared" / "data"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ON_REQUEST = ("slow", "traces", "gpu")
+ON_REQUEST = ("slow", "traces", "gpu", "vllm")
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 # Every run draws the same examples, and a busy machine is no failure.
@@ -53,6 +54,8 @@ def _lacking(marker: str) -> str | None:
         return f"{TRACES} is missing"
     if marker == "gpu" and not _has_cuda():
         return "no CUDA device"
+    if marker == "vllm" and "WARMROUTE_VLLM" not in os.environ:
+        return "WARMROUTE_VLLM names no server"
     return None
 
 
@@ -62,7 +65,7 @@ def _reason(item: pytest.Item, selected: str) -> str | None:
     for marker in ON_REQUEST:
         if marker in markers and marker not in selected:
             return f"{marker}: run with -m {marker}"
-    for marker in sorted(markers & {"browser", "traces", "gpu"}):
+    for marker in sorted(markers & {"browser", "traces", "gpu", "vllm"}):
         if lacking := _lacking(marker):
             return f"{marker}: {lacking}"
     return None

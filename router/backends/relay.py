@@ -24,7 +24,7 @@ from router.errors import ERROR, REFUSED, AttemptError, transport_failure
 from router.failover import Run
 from router.metrics import Metrics
 from router.openai.stream import error_event
-from router.sse import KEEP_ALIVE, EventWriter, ReaderGoneError
+from router.sse import KEEP_ALIVE, EventWriter, Outbox, ReaderGoneError
 
 MAX_ERROR_BYTES = 256 * 1024
 OURS_TO_ANSWER = (401, 403, 404, 407)
@@ -61,7 +61,7 @@ class RelayCall:
 
 
 class Relay:
-    """Keeps nothing between requests."""
+    """Keeps nothing of a request beyond its end."""
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class Relay:
         self._clients = clients
         self._settings = settings
         self._metrics = metrics
+        self._outbox = Outbox()
 
     async def answer(
         self, request: web.Request, call: RelayCall, run: Run, headers: Mapping[str, str]
@@ -83,7 +84,7 @@ class Relay:
         attempt = run.attempt
         assert isinstance(attempt, ForeignAttempt)
         seat = self._seats[attempt.decision.replica]
-        writer = EventWriter(request, self._settings.slow_reader_s)
+        writer = EventWriter(request, self._outbox, self._settings.slow_reader_s)
         passage = _Passage(seat, attempt, run, writer, headers, self._settings.keepalive_s)
         try:
             with seat.carrying(attempt):
@@ -215,7 +216,10 @@ class _Passage:
         if not self._writer.response.prepared:
             self._run.delivered = True
             await self._writer.open(self._headers)
-        await self._writer.write(data)
+        if self._writer.free():
+            self._writer.put(data)
+        else:
+            await self._writer.write(data)
 
     async def _end(self, tail: Tail) -> None:
         """The answer has ended: was it whole?"""
