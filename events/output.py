@@ -15,7 +15,7 @@ CLEAN_FINISHES = (FINISH_STOP, FINISH_LENGTH)
 """The answer is whole; any other reason, known or not, is a failure."""
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Raw (before temperature) natural logprob of one emitted token and its best alternatives."""
 
     token_id: int
@@ -23,7 +23,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Usage(msgspec.Struct, frozen=True, array_like=True):
+class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Token counts of one child so far. `cached_tokens < prompt_tokens` always."""
 
     prompt_tokens: int
@@ -49,7 +49,7 @@ class CoreFinish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     recomputed_tokens: int = 0
 
 
-class CoreDelta(msgspec.Struct, frozen=True, array_like=True):
+class CoreDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output of one child of one attempt; text, ids and logprobs are cut together.
 
     Joining the texts of all deltas gives the final text; sent text is never taken back.

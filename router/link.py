@@ -38,7 +38,7 @@ HEARTBEAT_S = 20.0
 SEND_S = 20.0
 BACKOFF_S = (0.05, 2.0)
 MAX_OUTBOX_BYTES = 64 * 1024 * 1024
-TURN_DELTAS = 128
+TURN_DELTAS = 64
 """A frame's deltas between two turns of the event loop: about a millisecond of work."""
 STALLED_S = 2.5
 """A replica that says nothing for so long can't be relied on."""

@@ -29,8 +29,8 @@ class ReaderGoneError(WarmrouteError):
 class Outbox:
     """What was put into writers in one turn of the loop leaves at its end, one chunk a stream.
 
-    The kernel's work for a socket drives ours out of the CPU's caches: 128 times each after the
-    other is cheaper than 128 times both in turn. One per loop, shared by all its writers.
+    The kernel's work for a socket drives ours out of the CPU's caches: 64 times each after the
+    other is cheaper than 64 times both in turn. One per loop, shared by all its writers.
     """
 
     def __init__(self) -> None:

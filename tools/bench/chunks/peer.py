@@ -70,6 +70,11 @@ class _Client(asyncio.Protocol):
             await self.more.wait()
 
 
+def _delta(request: CoreRequest, finish: CoreFinish | None) -> CoreDelta:
+    usage = Usage(10, 0, 10)
+    return CoreDelta(request.request_id, request.attempt, 0, TEXT, (40,), (), usage, finish)
+
+
 def _frames(deltas: Sequence[CoreDelta]) -> list[bytes]:
     return [
         encode(StepFrame(deltas=tuple(deltas[at : at + FRAME_DELTAS])))
@@ -84,9 +89,9 @@ class Peer:
         self._streams = streams
         self._boot = boot
         self._requests: list[CoreRequest] = []
-        self._arrived = asyncio.Event()
         self._socket = web.WebSocketResponse(max_msg_size=0)
         self._clients: list[_Client] = []
+        self._servers: list[asyncio.Server] = []
 
     async def listen(self) -> int:
         """Wait for the router's link; the port."""
@@ -107,9 +112,8 @@ class Peer:
             for _ in range(min(_OPENING, self._streams - at)):
                 make = loop.create_connection(lambda: _Client(body), "127.0.0.1", port)
                 self._clients.append((await make)[1])
-            await self._wait_requests(len(self._clients))
-        await self._step(self._encoded())
-        await self._read(1)
+            async with asyncio.timeout(OPEN_S):
+                await self._read(1)
 
     async def relay(self, steps: int, every_s: float) -> int:
         """Send `steps` deltas to each stream, one step per `every_s`, until all of it is read.
@@ -125,19 +129,19 @@ class Peer:
         await self._read(wanted)
         return sum(client.events for client in self._clients) - before
 
+    async def swallow(self) -> int:
+        """Read whatever comes to the port that is returned."""
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
     async def close(self) -> None:
         """End every answer cleanly."""
         await self._step(self._encoded(CoreFinish(reason="stop")))
         await asyncio.gather(*(client.done for client in self._clients))
 
     def _encoded(self, finish: CoreFinish | None = None) -> list[bytes]:
-        usage = Usage(10, 0, 10)
-        return _frames(
-            [
-                CoreDelta(r.request_id, r.attempt, 0, TEXT, (40,), (), usage, finish)
-                for r in self._requests
-            ]
-        )
+        return _frames([_delta(request, finish) for request in self._requests])
 
     async def _step(self, frames: list[bytes]) -> None:
         for frame in frames:
@@ -147,12 +151,6 @@ class Peer:
         for client in self._clients:
             await client.wait_deltas(deltas)
 
-    async def _wait_requests(self, count: int) -> None:
-        async with asyncio.timeout(OPEN_S):
-            while len(self._requests) < count:
-                self._arrived.clear()
-                await self._arrived.wait()
-
     async def _link(self, request: web.Request) -> web.WebSocketResponse:
         await self._socket.prepare(request)
         await self._socket.receive()
@@ -160,13 +158,14 @@ class Peer:
         await self._socket.send_bytes(encode(welcome))
         async for message in self._socket:
             if message.type is WSMsgType.BINARY:
-                self._heed(decode_router_frame(message.data))
+                await self._heed(decode_router_frame(message.data))
         return self._socket
 
-    def _heed(self, frame: object) -> None:
+    async def _heed(self, frame: object) -> None:
+        """The first delta comes at once: no replica gets much more before it."""
         if isinstance(frame, CoreRequest):
             self._requests.append(frame)
-            self._arrived.set()
+            await self._step(_frames([_delta(frame, None)]))
 
 
 async def _serve(words: Connection, streams: int, boot: int) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import http.client
 import multiprocessing
 import os
+import socket
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -29,6 +30,8 @@ _SECRET = "11" * 32
 _BOOT = 1
 _SHAPE = DigestShape(bits=65_536, k=8)
 _PROBE_S = 0.005
+_CHUNK_BYTES = 270
+_FLOOR_SENDS = 50_000
 
 
 def _hello(card: ModelCard, port: int) -> ReplicaHello:
@@ -176,6 +179,21 @@ async def _cost(other: _Child, deltas: int, *how: float) -> dict[str, float]:
     }
 
 
+async def _floor_us(other: _Child, streams: int) -> float:
+    """CPU of one plain send of such a chunk to each of as many sockets: no gateway costs less."""
+    port, chunk = await other.tell("swallow"), b"x" * _CHUNK_BYTES
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(streams)]
+    rounds = max(1, _FLOOR_SENDS // streams)
+    started_s = time.process_time()
+    for _ in range(rounds):
+        for each in sockets:
+            each.send(chunk)
+    took_s = time.process_time() - started_s
+    for each in sockets:
+        each.close()
+    return round(1e6 * took_s / rounds / streams, 2)
+
+
 async def _delays(other: _Child, port: int, *how: float) -> dict[str, float]:
     """How late timers fire, and how long /ready takes, while the peer relays."""
     lags_s: list[float] = []
@@ -210,6 +228,7 @@ async def relay(card: ModelCard, streams: int, steps: int, per_s: float) -> dict
             port = int(gateway.url.rpartition(":")[2])
             await other.tell("open", port)
             costs = await _cost(other, streams * steps, *how)
+            costs["plain_send_us"] = await _floor_us(other, streams)
             delays = await _delays(other, port, *how)
             await other.tell("close")
         finally:
