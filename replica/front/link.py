@@ -142,11 +142,18 @@ class LinkServer:
             ending = await connection.run(guest.session)
         finally:
             guest.connection = None
-            if ending is Ending.BROKEN and hello.session and guest in self._guests:
-                loop = asyncio.get_running_loop()
-                guest.leaving = loop.call_later(RESUME_S, self._end, guest)
+            if ending is Ending.BROKEN and hello.session:
+                self._keep(guest)
             else:
                 self._end(guest)
+
+    def _keep(self, guest: _Guest) -> None:
+        """For a while, and not for too many."""
+        if guest not in self._guests or len(self._guests) > MAX_LINKS:
+            self._end(guest)
+            return
+        loop = asyncio.get_running_loop()
+        guest.leaving = loop.call_later(RESUME_S, self._end, guest)
 
     async def _guest(self, hello: LinkHello) -> tuple[_Guest, bool]:
         """The session that the hello asks for, and whether it goes on; an older one of the same

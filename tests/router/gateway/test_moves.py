@@ -169,6 +169,30 @@ async def test_R16_a_broken_stream_goes_on_elsewhere_as_one_stream(
     await house.settled()
 
 
+async def test_R16_a_stream_may_break_more_than_once(
+    build: Callable, http: aiohttp.ClientSession
+) -> None:
+    house = await build(replicas=3)
+    words = ("one", " two", " three")
+
+    async def a_word_each(call: Call) -> None:
+        said = len(call.request.progress[0].output) // 4 if call.continuing else 0
+        await call.send(words[said])
+        if said < 2:
+            call.replica.break_links()
+        else:
+            await call.send(finish="stop")
+
+    house.script(a_word_each)
+    for _ in range(2):
+        body = await read(house, http)
+        assert body.endswith(DONE)
+        assert all(body.count(word.encode()) == 1 for word in words)
+        await house.up(3)
+    assert max(call.request.attempt for call in house.calls) == 3
+    await house.settled()
+
+
 async def test_R16_finished_choices_are_not_generated_again(
     house: House, http: aiohttp.ClientSession
 ) -> None:
