@@ -1,4 +1,5 @@
-"""What routers tell each other: what each has just sent where, until load reports show it.
+"""What routers tell each other: what each has just sent where, until load reports show it; and
+what its tenants use of their limits.
 
 Nothing here holds prompts, tokens, tenants, salts or whole block keys.
 """
@@ -27,18 +28,30 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     marks: bytes = b""
 
 
+class Used(msgspec.Struct, frozen=True, array_like=True):
+    """What a tenant with limits has used at the sender since its last message. `tenant` is a keyed
+    hash of its name; tokens may be given back, and then are negative."""
+
+    tenant: bytes
+    requests: int
+    tokens: int
+
+
 class PeerDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     """What happened since the sender's last message; the numbers are those of `Sent.seq`."""
 
     sent: tuple[Sent, ...] = ()
     prefilled: tuple[int, ...] = ()
     ended: tuple[int, ...] = ()
+    used: tuple[Used, ...] = ()
 
 
 class PeerState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
-    """Everything that the sender has on its way now: whatever is not in it is over."""
+    """Everything that the sender has on its way now: whatever is not in it is over. `used` is since
+    the last message all the same."""
 
     sent: tuple[Sent, ...] = ()
+    used: tuple[Used, ...] = ()
 
 
 class PeerAsk(msgspec.Struct, frozen=True, array_like=True, tag="ask"):

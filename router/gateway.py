@@ -65,6 +65,7 @@ from router.shares import WarmShares
 from router.sink import SinkLimits
 from router.sync import PeerSync
 from router.tenants import Tenants
+from router.use import SharedUse
 
 RENDER_THREADS = 2
 CLOSE_S = 2.0
@@ -94,9 +95,9 @@ class Gateway:
             also=lambda: self._announcer.scale(self.services.pressure.signal()),
         )
         self._feed = Feed(bus, config.cluster, self.services.backends.feed)
-        self._sync = PeerSync(
-            bus, config.cluster, config.router.id, self._boot, self.services.brain
-        )
+        of = self.services
+        use = SharedUse(parse_secret(config.secret), of.tenants, of.admitter.limits)
+        self._sync = PeerSync(bus, config.cluster, config.router.id, self._boot, of.brain, use)
         self._dashboard = Dashboard(bus, config.cluster, self.services.gate.check_reader)
         self._door = Door(config.router.max_connections + SPARE_CONNECTIONS)
         self._runner: web.AppRunner | None = None

@@ -76,14 +76,24 @@ def _headers(kind: str, bucket: Bucket, now_s: float) -> dict[str, str]:
     }
 
 
+OnSpent = Callable[[str, int, int], None]
+"""Told of a tenant's name, and the requests and tokens that went off its limits here."""
+
+
 class Account:
     """What one tenant uses; what was refused it is in its tally."""
 
     def __init__(
-        self, name: str, tallies: Tallies, clock: Callable[[], float], rng: random.Random
+        self,
+        name: str,
+        tallies: Tallies,
+        clock: Callable[[], float],
+        rng: random.Random,
+        on_spent: OnSpent,
     ) -> None:
         self._name = name
         self._tallies = tallies
+        self._on_spent = on_spent
         self.inside = 0
         self._clock = clock
         self._rng = rng
@@ -122,6 +132,7 @@ class Account:
                 limit = f"{self._requests.per_min} a minute"
                 raise self._refusal("requests", "requests", limit, wait_s)
             self._requests.take(1)
+            self._on_spent(self._name, 1, 0)
         self.inside += 1
         try:
             yield
@@ -142,12 +153,21 @@ class Account:
         if wait_s > 0:
             raise self._refusal("tokens", "tokens", f"{limit} a minute", wait_s)
         self._tokens.take(tokens)
+        self._on_spent(self._name, 0, tokens)
 
     def correct_tokens(self, more: int) -> None:
         """A request came to so many more than was booked (or to less: negative)."""
         if self._tokens is not None:
             self._tokens.level(self._clock())
             self._tokens.take(more)
+            self._on_spent(self._name, 0, more)
+
+    def spent_elsewhere(self, requests: int, tokens: int) -> None:
+        """Another router let that through: it goes off the same limits."""
+        for bucket, amount in ((self._requests, requests), (self._tokens, tokens)):
+            if bucket is not None:
+                bucket.level(self._clock())
+                bucket.take(amount)
 
     def _refusal(self, reason: str, kind: str, limit: str, wait_s: float) -> UserError:
         self.tally.refused[reason] += 1
@@ -175,15 +195,23 @@ class Limits:
         self._clock = clock
         self._rng = rng or random.Random()
         self._accounts: dict[str, Account] = {}
+        self._on_spent: OnSpent = lambda name, requests, tokens: None
+
+    def on_spent(self, listener: OnSpent) -> None:
+        """Whoever tells other routers; one only."""
+        self._on_spent = listener
 
     def account(self, tenant: Tenant) -> Account:
         """The tenant's account, with the limits that its policy has now."""
         account = self._accounts.get(tenant.name)
         if account is None:
-            account = Account(tenant.name, self.tallies, self._clock, self._rng)
+            account = Account(tenant.name, self.tallies, self._clock, self._rng, self._spent)
             self._accounts[tenant.name] = account
         account.follow(tenant)
         return account
+
+    def _spent(self, name: str, requests: int, tokens: int) -> None:
+        self._on_spent(name, requests, tokens)
 
     def forget(self, name: str) -> None:
         """The tenant was removed. What it has inside still ends on its old account."""

@@ -2,26 +2,35 @@
 
 A cold prefix whose siblings come over several routers is computed once, not once per router. A
 block key stands for the whole prefix before it, so that one mark that matches vouches for all of
-it; with two depths per octave a sibling is credited with at least two thirds of what it shares.
+it. Only blocks that are still to be computed are marked, one in eight and a few more: what travels
+and is kept grows with the prefill of the fleet, and a look-up tries two depths per octave, then
+goes on in small steps from the deepest that is found.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 
 from kvstore.identity import KEY_BYTES, KeyChain
 
 MARK_BYTES = 8
 MAX_MARKS = 131_072
+STEP_BLOCKS = 8
 DEPTHS = tuple(sorted({step << octave for octave in range(17) for step in (1, 3)}))
-"""In blocks: 1, 2, 3, 4, 6, 8, 12, ..."""
+"""In blocks: 1, 2, 3, 4, 6, 8, 12, ...; from 8 on all of them are whole steps but 12."""
 
 
 def marks_of(chain: KeyChain, known_blocks: int) -> bytes:
     """The marks of the blocks behind the first `known_blocks`, one after the other."""
-    return b"".join(
-        _mark(chain.data, depth) for depth in DEPTHS if known_blocks < depth <= len(chain)
-    )
+    data, blocks = chain.data, len(chain)
+    coarse = [depth for depth in DEPTHS if known_blocks < depth <= blocks and depth % STEP_BLOCKS]
+    fine = range(_next_step(known_blocks), blocks + 1, STEP_BLOCKS)
+    return b"".join([_mark(data, depth) for depth in (*coarse, *fine)])
+
+
+def _next_step(depth: int) -> int:
+    return (depth // STEP_BLOCKS + 1) * STEP_BLOCKS
 
 
 def _mark(keys: bytes, depth: int) -> bytes:
@@ -49,16 +58,27 @@ class Marks:
         for mark in list(itertools.islice(self._entries, max(0, excess))):
             del self._entries[mark]
 
-    def deepest(self, chain: KeyChain, now_s: float) -> tuple[str, int] | None:
-        """(replica, leading blocks) of the longest marked prefix of the chain."""
-        if not self._entries:
-            return None
-        for depth in reversed(DEPTHS):
+    def deepest(self, chain: KeyChain, known_blocks: int, now_s: float) -> tuple[str, int] | None:
+        """(replica, leading blocks) of a long marked prefix of the chain, if there is any.
+        `known_blocks`: what the best replica is known to hold; what is computed begins there."""
+        begin = _next_step(known_blocks)
+        place = bisect.bisect(DEPTHS, begin)
+        last = bisect.bisect(DEPTHS, len(chain))
+        for depth in (*DEPTHS[place:last][::-1], begin, *DEPTHS[: min(place, last)][::-1]):
             if depth <= len(chain):
                 found = self._entries.get(_mark(chain.data, depth))
                 if found is not None and found[1] > now_s:
-                    return found[0], depth
+                    return found[0], self._beyond(chain, depth, found[0])
         return None
+
+    def _beyond(self, chain: KeyChain, depth: int, replica: str) -> int:
+        """How far it goes on from there, in whole steps."""
+        for further in range(_next_step(depth), len(chain) + 1, STEP_BLOCKS):
+            found = self._entries.get(_mark(chain.data, further))
+            if found is None or found[0] != replica:
+                break
+            depth = further
+        return depth
 
     def forget_replica(self, replica: str) -> None:
         """It left, or began a new life."""

@@ -96,6 +96,11 @@ class Peers:
             self._apply(peer, message, now_s)
         return peer.whole
 
+    def fresh(self, router: str, boot: int, seq: int) -> bool:
+        """Whether a message of that number has not been taken in yet."""
+        peer = self._peers.get(router)
+        return peer is None or (peer.boot, peer.seq) < (boot, seq)
+
     def greet(self, router: str, boot: int, now_s: float) -> None:
         """It is there, and wants to hear from us."""
         peer = self._life_of(router, boot, now_s)

@@ -255,7 +255,10 @@ class Scorer:
         self, query: RouteQuery, board: Board, depths: np.ndarray, now_s: float
     ) -> np.ndarray:
         """The depths with what another router has just sent there counted in."""
-        replica, depth = self._peers.marks.deepest(query.chain, now_s) or ("", 0)
+        marks = self._peers.marks
+        if not len(marks) or not len(depths):
+            return depths
+        replica, depth = marks.deepest(query.chain, int(depths.max()), now_s) or ("", 0)
         row = board.rows.get(replica)
         if row is None or depth <= depths[row]:
             return depths

@@ -18,7 +18,7 @@ from events.bus import Bus, Subscription
 from events.envelope import MAX_BUS_MESSAGE_BYTES, seal, unseal
 from events.errors import WireError
 from events.load import OWN_ENGINE
-from events.peer import PeerAsk, PeerDelta, PeerMessage, PeerState, Sent
+from events.peer import PeerAsk, PeerDelta, PeerMessage, PeerState, Sent, Used
 from events.subjects import router_subject, split
 from events.wire import decode
 from router.choose import RouterBrain
@@ -26,6 +26,7 @@ from router.fleet import Fleet
 from router.http import log_unexpected
 from router.peers import GONE_S, MAX_OPEN, Peers
 from router.reserve import Reservation
+from router.use import SharedUse
 
 KIND = "peers"
 TICK_S = 0.005
@@ -34,6 +35,9 @@ ASKED_GAP_S = 0.1
 """However many ask, and however often something is missing."""
 
 MAX_CHANGES = 4_096
+MAX_MARKS_BYTES = 256 * 1024
+"""In one message; beyond it dispatches are told without them."""
+
 TWIN = "router_id_taken"
 
 _messages: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(PeerMessage)
@@ -89,6 +93,7 @@ class PeerSync:
         router_id: str,
         boot: int,
         brain: RouterBrain,
+        use: SharedUse,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.told = 0
@@ -104,6 +109,8 @@ class PeerSync:
         self._work = asyncio.Event()
         self._changes = Changes(self._peers, self._work.set)
         self._ledger.journal = self._changes
+        self._use = use
+        use.on_work(self._wake)
         self._seq = 0
         self._asking = True
         self._asked = True
@@ -155,39 +162,45 @@ class PeerSync:
         if self._asking and now_s >= self._next_ask_s:
             self._asking, self._next_ask_s = False, now_s + ASKED_GAP_S
             await self._publish(PeerAsk())
-        message = self._next_message(now_s)
+        message = self._next_message(now_s, self._use.take())
         self._changes.clear()
         if message is not None:
             self._seq += 1
             self.told += 1
             await self._publish(message)
 
-    def _next_message(self, now_s: float) -> PeerDelta | PeerState | None:
+    def _next_message(self, now_s: float, used: tuple[Used, ...]) -> PeerDelta | PeerState | None:
         answering = self._asked and now_s >= self._answer_from_s
         if answering or now_s >= self._next_state_s or len(self._changes) > MAX_CHANGES:
             self._asked, self._answer_from_s = False, now_s + ASKED_GAP_S
             self._next_state_s = now_s + STATE_S
-            return self._state()
-        return self._delta() if len(self._changes) else None
+            return self._state(used)
+        something = len(self._peers) and (len(self._changes) or used)
+        return self._delta(used) if something else None
+
+    def _wake(self) -> None:
+        if len(self._peers):
+            self._work.set()
 
     async def _publish(self, message: PeerMessage) -> None:
         await self._bus.publish(self._subject, seal(self._id, self._boot, 0, self._seq, message))
 
-    def _state(self) -> PeerState:
+    def _state(self, used: tuple[Used, ...]) -> PeerState:
         for replica in {one.replica for one in self._ledger.unseen()}:
             member = self._fleet.member(replica)
             if member is not None and member.load is not None:
                 self._ledger.note_seen(replica, member.load.seen.get(self._boot_name, 0))
         newest = sorted(self._ledger.unseen(), key=lambda one: one.dispatch_seq)[-MAX_OPEN:]
         told = (self._sent(one) for one in newest)
-        return PeerState(tuple(msgspec.structs.replace(one, marks=b"") for one in told if one))
+        bare = (msgspec.structs.replace(one, marks=b"") for one in told if one)
+        return PeerState(tuple(bare), used)
 
-    def _delta(self) -> PeerDelta:
+    def _delta(self, used: tuple[Used, ...]) -> PeerDelta:
         changes = self._changes
-        sent = (self._sent(one) for one in changes.sent.values())
-        return PeerDelta(
-            tuple(one for one in sent if one), tuple(changes.past_prefill), tuple(changes.ended)
-        )
+        sent = [one for one in map(self._sent, changes.sent.values()) if one is not None]
+        if sum(len(one.marks) for one in sent) > MAX_MARKS_BYTES:
+            sent = [msgspec.structs.replace(one, marks=b"") for one in sent]
+        return PeerDelta(tuple(sent), tuple(changes.past_prefill), tuple(changes.ended), used)
 
     def _sent(self, one: Reservation) -> Sent | None:
         member = self._fleet.member(one.replica)
@@ -223,13 +236,17 @@ class PeerSync:
             self._peers.greet(router, envelope.boot, now_s)
             self._asked = True
             self._work.set()
-        elif not self._peers.hear(
-            router, envelope.boot, envelope.seq, self._current(message), now_s
-        ):
-            self._ask()
+        else:
+            if self._peers.fresh(router, envelope.boot, envelope.seq):
+                self._use.hear(message.used)
+            current = self._current(message)
+            if not self._peers.hear(router, envelope.boot, envelope.seq, current, now_s):
+                self._ask()
 
     def _current(self, message: PeerDelta | PeerState) -> PeerDelta | PeerState:
         """Without what went to lives of replicas that are known to be over."""
+        if not any(map(self._over, message.sent)):
+            return message
         sent = tuple(one for one in message.sent if not self._over(one))
         return msgspec.structs.replace(message, sent=sent)
 

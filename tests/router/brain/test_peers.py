@@ -12,16 +12,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from configs.schema import TenantConfig
 from events.bus import Handler
 from events.decision import RouteDecision
 from events.envelope import seal
-from events.peer import PeerDelta, PeerState, Sent
+from events.peer import PeerAsk, PeerDelta, PeerState, Sent
 from events.subjects import router_boot_name, router_subject
-from router.marks import DEPTHS, Marks, marks_of
+from events.wire import encode
+from router.limits import Limits
+from router.marks import STEP_BLOCKS, Marks, marks_of
 from router.peers import GONE_S, MAX_OPEN, Peers
 from router.reserve import Booked
-from router.sync import STATE_S, PeerSync
-from tests.router.brain.kit import Clock, World, hello, load, prompt
+from router.sync import MAX_MARKS_BYTES, STATE_S, PeerSync
+from router.tenants import Tenants
+from router.use import SharedUse
+from tests.router.brain.kit import KEY, Clock, World, hello, load, prompt
 
 REPLICAS = ("r0", "r1", "r2")
 ROUTERS = ("a", "b", "c")
@@ -59,7 +64,11 @@ class Router:
         for replica, its_boot in boots.items():
             self.world.join(replica, its_boot)
         self.wire = Wire()
-        self.sync = PeerSync(self.wire, "c", name, boot, self.world.brain, clock)  # type: ignore[arg-type]
+        self.tenants = Tenants(KEY, [TenantConfig(name="acme", requests_per_min=60)])
+        self.limits = Limits(clock)
+        self.acme = self.limits.account(self.tenants.named("acme"))
+        use = SharedUse(KEY, self.tenants, self.limits)
+        self.sync = PeerSync(self.wire, "c", name, boot, self.world.brain, use, clock)  # type: ignore[arg-type]
         self.open: dict[int, RouteDecision] = {}
         self.early: set[int] = set()
         self.life: dict[int, int] = {}
@@ -303,7 +312,7 @@ def test_a_newer_life_fences_the_former_one() -> None:
     assert peers.booked("r0") == Booked()
 
 
-def test_the_silent_count_for_nothing_and_the_many_are_bounded() -> None:
+def test_E12_the_silent_count_for_nothing_and_the_many_are_bounded() -> None:
     changed: set[str] = set()
     peers = Peers(changed)
     for number in range(100):
@@ -327,7 +336,7 @@ def test_nonsense_on_the_bus_is_counted_and_harms_nobody() -> None:
     assert router.world.brain.peers.open == 0
 
 
-def test_what_went_to_a_former_life_of_a_replica_does_not_count() -> None:
+def test_E8_what_went_to_a_former_life_of_a_replica_does_not_count() -> None:
     router = Router("a", 1, Clock(), {"r0": 5})
     router.listen()
     fleet, peers = router.world.fleet, router.world.brain.peers
@@ -337,6 +346,34 @@ def test_what_went_to_a_former_life_of_a_replica_does_not_count() -> None:
     fleet.on_hello("v0", 3, foreign)
     router.hear("b", seal("b", 1, 0, 2, PeerState((sent(3, "v0", boot=1),))))
     assert peers.booked("v0").unseen_requests == 1
+
+
+def test_what_a_tenant_uses_at_one_router_goes_off_its_limit_at_all() -> None:
+    clock = Clock()
+    one, other = Router("a", 1, clock, {"r0": 1}), Router("b", 1, clock, {"r0": 1})
+    for router, peer in ((one, other), (other, one)):
+        router.listen()
+        router.hear(peer.name, seal(peer.name, 1, 0, 0, PeerAsk()))
+
+    def left(router: Router) -> int:
+        return int(router.acme.headers()["x-ratelimit-remaining-requests"])
+
+    for _ in range(20):
+        with one.acme.request(0):
+            pass
+    asyncio.run(one.sync.tick())
+    said = [data for data in one.wire.out for _ in range(2)]
+    one.wire.out.clear()
+    assert all(b"acme" not in data for data in said)
+    for data in said:
+        other.hear("a", data)
+    assert (left(one), left(other)) == (40, 40)
+    clock.pass_s(5.0)
+    assert (left(one), left(other)) == (45, 45)
+    asyncio.run(other.sync.tick())
+    for data in other.wire.out:
+        one.hear("b", data)
+    assert left(one) == 45
 
 
 def test_two_lives_under_one_id_raise_an_alarm_while_both_speak() -> None:
@@ -370,20 +407,45 @@ def test_siblings_of_a_cold_prefix_meet_although_they_come_over_two_routers() ->
         assert other.decide(prompt((900 + seed, 43))).predicted_cached_tokens == 0
 
 
+def test_marks_vouch_for_what_is_shared_to_the_step_and_never_for_more() -> None:
+    for known, shared, more in [(0, 200, 3), (0, 5, 9), (100, 120, 0), (150, 300, 7), (63, 64, 1)]:
+        sent_chain = prompt((1, shared), (2, more)) if more else prompt((1, shared))
+        asked = prompt((1, shared), (3, 11))
+        marks = Marks()
+        marks.add("r0", marks_of(sent_chain, known), 10.0)
+        replica, depth = marks.deepest(asked, known, 9.0)
+        assert replica == "r0"
+        assert shared - STEP_BLOCKS < depth <= shared
+
+
 def test_marks_end_by_time_by_number_and_with_their_replica() -> None:
     keys = prompt((1, 20))
-    marks = Marks(limit=len(DEPTHS))
+    marks = Marks(limit=8)
     marks.add("r0", marks_of(keys, 0), 10.0)
-    assert marks.deepest(keys, 9.0) == ("r0", 16)
-    assert marks.deepest(prompt((1, 5), (2, 9)), 9.0) == ("r0", 4)
-    assert marks.deepest(keys, 10.0) is None
+    assert marks.deepest(keys, 0, 9.0) == ("r0", 16)
+    assert marks.deepest(keys, 0, 10.0) is None
+    assert marks.deepest(prompt((9, 20)), 0, 9.0) is None
     marks.add("r1", marks_of(keys, 11), 20.0)
-    assert marks.deepest(keys, 9.0) == ("r1", 16)
+    assert marks.deepest(keys, 0, 9.0) == ("r1", 16)
     marks.expire(10.0)
     assert len(marks) == 2
     marks.forget_replica("r1")
     assert len(marks) == 0
     for seed in range(9):
         marks.add("r0", marks_of(prompt((seed, 20)), 0), 10.0)
-    assert len(marks) <= len(DEPTHS)
+    assert len(marks) <= 8
     assert marks_of(keys, 20) == b""
+
+
+def test_marks_that_would_make_a_message_too_long_stay_at_home() -> None:
+    router = Router("a", 1, Clock(), {"r0": 1})
+    router.listen()
+    router.hear("b", seal("b", 1, 0, 1, PeerState()))
+    for seed in range(2):
+        router.world.decide(prompt((seed, 900)), pin="r0")
+    delta = router.sync._delta(())
+    assert all(one.marks for one in delta.sent)
+    assert len(encode(delta)) < 8_192
+    for one in router.sync._changes.sent.values():
+        one.marks = bytes(MAX_MARKS_BYTES)
+    assert not any(one.marks for one in router.sync._delta(()).sent)

@@ -10,6 +10,8 @@ import aiohttp
 import pytest
 
 from configs.model.card import ModelCard
+from configs.schema import TenantConfig
+from router.services import Services
 from tests.fakes.replica import stall
 from tests.router.gateway.house import COMPLETION
 from tests.router.gateway.kit import until
@@ -127,7 +129,7 @@ async def test_who_is_there_can_be_looked_up(street: Street, http: aiohttp.Clien
     assert (peer["router"], peer["open"], peer["whole"]) == ("router-1", 0, True)
 
 
-async def test_after_an_outage_of_the_bus_both_know_again(
+async def test_E9_after_an_outage_of_the_bus_both_know_again(
     street: Street, http: aiohttp.ClientSession
 ) -> None:
     release = asyncio.Event()
@@ -141,3 +143,22 @@ async def test_after_an_outage_of_the_bus_both_know_again(
     release.set()
     assert set(await asyncio.gather(*asked)) == {200}
     await street.synced()
+
+
+async def test_a_tenants_limit_holds_over_both_routers(
+    street: Street, http: aiohttp.ClientSession
+) -> None:
+    """Three requests a minute, however they are spread."""
+    for gateway in street.gateways:
+        gateway.services.tenants.take(TenantConfig(name="anonymous", requests_per_min=3))
+    statuses = []
+    for number in range(6):
+        statuses.append(await post(http, street, number % 2, number))
+        await until(lambda: len({remaining(of.services) for of in street.gateways}) == 1)
+    assert (statuses.count(200), statuses.count(429)) == (3, 3)
+
+
+def remaining(services: Services) -> str:
+    """What is left of the limit, as this router sees it."""
+    account = services.admitter.limits.account(services.tenants.anonymous)
+    return account.headers()["x-ratelimit-remaining-requests"]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import tomli_w
-from msgspec import to_builtins
+from msgspec import structs
 
+from configs.load import to_toml
 from configs.model.card import ModelCard
 from events.cache import CacheFact, CacheOp
 from events.load import DigestShape
@@ -46,11 +46,9 @@ class Router:
 
 @asynccontextmanager
 async def running(street: Street, folder: Path) -> AsyncIterator[Router]:
-    user = street.nats.router()
-    tree = to_builtins(street.config("router-0"))
-    tree["bus"] |= {"url": user.url, "user": user.user, "password": user.password}
     config = folder / "cluster.toml"
-    config.write_text(tomli_w.dumps(without_nulls(tree)))
+    cluster = structs.replace(street.config("router-0"), bus=street.nats.router())
+    config.write_text(to_toml(cluster))
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "router.app", "--config", str(config), "--die-with-parent"),
         stdout=asyncio.subprocess.PIPE,
@@ -64,15 +62,6 @@ async def running(street: Street, folder: Path) -> AsyncIterator[Router]:
     finally:
         child.kill()
         await child.communicate()
-
-
-def without_nulls(tree: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no null."""
-    return {
-        name: without_nulls(value) if isinstance(value, dict) else value
-        for name, value in tree.items()
-        if value is not None
-    }
 
 
 async def test_E5_after_kill_9_the_first_decision_knows_what_is_warm(
