@@ -165,7 +165,7 @@ class _Passage:
         """A caller's mistake is the caller's to read. Raises AttemptError for everything else."""
         status = upstream.status
         if status in OURS_TO_ANSWER or status in BUSY or not 400 <= status < 500:
-            raise _refused(status)
+            raise _refused(status, upstream.headers.get("Retry-After", ""))
         try:
             async with asyncio.timeout_at(self._run.deadline_s()):
                 body = await upstream.content.read(MAX_ERROR_BYTES)
@@ -238,7 +238,7 @@ class _Passage:
         await self._writer.close()
 
 
-def _refused(status: int) -> AttemptError:
+def _refused(status: int, retry_after: str = "") -> AttemptError:
     """The client sees no more than that another kind of server is behind us."""
     kind = REFUSED if status in OURS_TO_ANSWER or status in BUSY else ERROR
     busy = status in BUSY or status == 503
@@ -247,6 +247,12 @@ def _refused(status: int) -> AttemptError:
         message="the backend is busy" if busy else f"the backend answered with status {status}",
         type="server_error",
         code="backend_busy" if busy else "backend_error",
-        retry_after_s=1.0 if busy else None,
+        retry_after_s=_wait_s(retry_after) if busy else None,
     )
     return AttemptError(kind, error)
+
+
+def _wait_s(retry_after: str) -> float:
+    """As the server says it, where it says it in seconds."""
+    known = retry_after.isascii() and retry_after.isdigit() and len(retry_after) < 4
+    return max(1.0, float(retry_after)) if known else 1.0

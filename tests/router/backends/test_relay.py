@@ -303,6 +303,15 @@ async def test_what_is_no_callers_mistake_is_not_blamed_on_him(
     assert house.fleet.member("f0").breaker.failures == faults
 
 
+async def test_when_to_come_again_is_the_servers_to_say(house: ForeignHouse, http) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.plain(429, {}, Retry_After="7")
+
+    house.tell(script)
+    response, _ = await read(house, http, CHAT)
+    assert (response.status, response.headers["Retry-After"]) == (503, "7")
+
+
 async def test_S3_redirects_are_not_followed(build: Callable, http) -> None:
     house = await build(servers=2)
     lure = house.servers[1]
