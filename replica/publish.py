@@ -129,7 +129,7 @@ class Publisher:
             self._config.heartbeat_ms
         ):
             self._last_load_s, self._load_asked = now_s, False
-            await self._say("load", self._load_report(load))
+            await self._say("load", load_report(load, self.residency, self.draining))
 
     async def _run(self) -> None:
         while not self.superseded:
@@ -213,26 +213,27 @@ class Publisher:
     def _subject(self, kind: str) -> str:
         return replica_subject(self._cluster, self._id, kind)
 
-    def _load_report(self, load: EngineLoad) -> ReplicaLoad:
-        residency = self.residency
-        return ReplicaLoad(
-            digest_generation=residency.generation,
-            digest_seq=residency.seq,
-            waiting=load.waiting,
-            running=load.running,
-            queued_prefill_tokens=load.queued_prefill_tokens,
-            running_context_tokens=load.running_context_tokens,
-            free_blocks=load.free_blocks,
-            cached_blocks=load.cached_blocks,
-            total_blocks=load.total_blocks,
-            step_ms=load.step_ms,
-            prefill=load.prefill,
-            decode=load.decode,
-            seen=load.seen,
-            draining=self.draining,
-            engine_steps=load.steps,
-            digest_false_positive_rate=residency.false_positive_rate,
-            prompt_tokens_total=load.prompt_tokens_total,
-            cached_tokens_total=load.cached_tokens_total,
-            preemptions_total=load.preemptions_total,
-        )
+
+def load_report(load: EngineLoad, residency: Residency, draining: bool) -> ReplicaLoad:
+    """The heartbeat: the engine's snapshot beside the digest that was told last."""
+    return ReplicaLoad(
+        digest_generation=residency.generation,
+        digest_seq=residency.seq,
+        waiting=load.waiting,
+        running=load.running,
+        queued_prefill_tokens=load.queued_prefill_tokens,
+        running_context_tokens=load.running_context_tokens,
+        free_blocks=load.free_blocks,
+        cached_blocks=load.cached_blocks,
+        total_blocks=load.total_blocks,
+        step_ms=load.step_ms,
+        prefill=load.prefill,
+        decode=load.decode,
+        seen=load.seen,
+        draining=draining,
+        engine_steps=load.steps,
+        digest_false_positive_rate=residency.false_positive_rate,
+        prompt_tokens_total=load.prompt_tokens_total,
+        cached_tokens_total=load.cached_tokens_total,
+        preemptions_total=load.preemptions_total,
+    )

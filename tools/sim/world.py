@@ -1,0 +1,354 @@
+"""A whole run: arrivals of a trace, the real router, replicas that only take time.
+
+Nothing here decides anything: the router's brain chooses, the replicas' schedulers serve, the
+agenda moves time. The same settings give the same run to the bit.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from configs.schema import RouterConfig
+from events.decision import RouteDecision
+from events.load import DigestShape, KVLayout, ReplicaHello
+from events.request import SamplingParams
+from kvstore.identity import HASH_VERSION, Namespace, chain
+from replica.engine.messages import ChildOutput, EngineRequest
+from replica.sched.ledger import Limits
+from replica.sched.plan import ChildId
+from router.choose import RouterBrain
+from router.expected import Expected, pool_name
+from router.fleet import Fleet
+from router.route import NoReplica, Outcome, RouteQuery
+from tools.sim.call import Call, Trace
+from tools.sim.clairvoyant import most_able
+from tools.sim.clock import Agenda
+from tools.sim.record import Record
+from tools.sim.replica import SimReplica
+from tools.sim.settings import CLAIRVOYANT, Fault, Settings
+from tools.sim.wire import Wire
+
+CLUSTER_KEY = bytes(32)
+RETRY_S = 0.5
+CONTEXT_TOKENS = 1 << 23
+BITS_PER_BLOCK = 16
+TENANT_SALT = b"simulated-tenant"
+MAX_WAITING_TOKENS = 1 << 40
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request on its way."""
+
+    call: Call
+    record: Record
+    request: EngineRequest
+    decision: RouteDecision | None = None
+    first_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came out: one record for each call, and what the replicas counted."""
+
+    settings: Settings
+    trace: str
+    rate_per_s: float
+    records: tuple[Record, ...]
+    busy_s: dict[str, float]
+    itl_p99_ms: float
+    preemptions: int
+    repairs: int
+    span_s: float
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A replica's name with its present life."""
+
+    replica: SimReplica
+    wire: Wire
+    open: dict[ChildId, _Open] = field(default_factory=dict)
+
+
+class World:
+    """One trace under one policy."""
+
+    def __init__(self, trace: Trace, settings: Settings) -> None:
+        self._trace = trace
+        self._settings = settings
+        self._agenda = Agenda()
+        self._rng = random.Random(settings.seed)
+        self._hello = _hello(trace.block_tokens, settings)
+        self._namespace = Namespace.of_hello(self._hello)
+        self._pool = pool_name(self._hello)
+        self._seats: dict[str, _Seat] = {}
+        self._past: list[SimReplica] = []
+        self._records: list[Record] = []
+        self._left = len(trace.calls)
+        self._children = 0
+        self._boot = 0
+        self._start_router()
+        for number in range(settings.replicas):
+            self._join(f"r{number}")
+
+    def run(self) -> Run:
+        """Until the last request has its answer."""
+        pace = self._pace()
+        start_s = self._agenda.now_s
+        first_s = self._trace.calls[0].arrival_s
+        for call in self._trace.calls:
+            at_s = start_s + (call.arrival_s - first_s) * pace
+            self._agenda.at(at_s, lambda call=call: self._arrive(call))
+        for fault in self._settings.faults:
+            self._agenda.at(start_s + fault.at_s, lambda fault=fault: self._break(fault))
+        while self._left and self._agenda.step():
+            pass
+        return self._report(len(self._trace.calls) / max(1e-9, self._trace.span_s * pace))
+
+    # The router
+
+    def _start_router(self) -> None:
+        policy = self._settings.policy
+        config = RouterConfig(policy="least_load" if policy == CLAIRVOYANT else policy)
+        self._fleet = Fleet(_expected(self._hello), self._agenda)
+        self._brain = RouterBrain(
+            self._fleet, config, self._agenda, random.Random(self._settings.seed)
+        )
+
+    def _arrive(self, call: Call) -> None:
+        record = Record(call.tenant, self._agenda.now_s, call.prompt_tokens, call.output_tokens)
+        self._records.append(record)
+        self._children += 1
+        prompt = _tokens(call, self._trace.block_tokens)
+        request = EngineRequest(
+            child=ChildId(self._children),
+            prompt=tuple(prompt.tolist()),
+            chain=chain(CLUSTER_KEY, self._namespace, TENANT_SALT, prompt.tobytes()),
+            params=SamplingParams(
+                max_tokens=max(1, call.output_tokens), seed=0, temperature=0.0, ignore_eos=True
+            ),
+            seed=0,
+            eos_ids=frozenset(),
+            tenant=call.tenant,
+            arrival_s=self._agenda.now_s,
+        )
+        self._place(_Open(call, record, request), 1)
+
+    def _place(self, entry: _Open, attempt: int) -> None:
+        answer = self._brain.decide(self._query(entry, attempt))
+        if isinstance(answer, NoReplica):
+            self._agenda.after(RETRY_S, lambda: self._place(entry, attempt))
+            return
+        entry.decision = answer
+        entry.record.replica = answer.replica
+        seat = self._seats[answer.replica]
+        request = _routed(entry.request, self._brain.router_boot, answer.dispatch_seq)
+        seat.open[request.child] = entry
+        seat.replica.submit(request)
+
+    def _query(self, entry: _Open, attempt: int) -> RouteQuery:
+        request, call = entry.request, entry.call
+        return RouteQuery(
+            request_id=str(request.child),
+            attempt=attempt,
+            tenant=call.tenant,
+            pool=self._pool,
+            chain=request.chain,
+            prompt_tokens=call.prompt_tokens,
+            max_tokens=request.params.max_tokens,
+            block_tokens=self._trace.block_tokens,
+            pin=self._foreseen(request),
+        )
+
+    def _foreseen(self, request: EngineRequest) -> str | None:
+        if self._settings.policy != CLAIRVOYANT:
+            return None
+        return most_able([seat.replica for seat in self._seats.values()], request, self._rng)
+
+    def _on_output(self, replica: SimReplica, output: ChildOutput) -> None:
+        seat = self._seats[replica.name]
+        entry = seat.open.get(output.child)
+        if entry is None or entry.decision is None:
+            return
+        now_s, record, call = self._agenda.now_s, entry.record, entry.call
+        ttft_ms = 1e3 * (now_s - record.arrival_s)
+        if not entry.first_s and output.token_ids:
+            entry.first_s = now_s
+            record.ttft_s = now_s - record.arrival_s
+            record.cached_tokens = output.cached_tokens
+            self._brain.first_token(
+                entry.decision.decision_id, output.cached_tokens, call.prompt_tokens, ttft_ms
+            )
+        if output.finish is not None:
+            del seat.open[output.child]
+            record.e2e_s = now_s - record.arrival_s
+            record.failed = output.error is not None
+            self._left -= 1
+            self._brain.finish(entry.decision.decision_id, _outcome(record, ttft_ms))
+
+    # Replicas
+
+    def _join(self, name: str) -> None:
+        settings = self._settings
+        self._boot += 1
+        replica = SimReplica(
+            name,
+            self._boot,
+            settings.device,
+            _limits(self._hello, settings),
+            self._hello.digest,
+            CLUSTER_KEY,
+            self._agenda,
+            dict(settings.speeds).get(name, 1.0),
+            settings.fast_forward,
+        )
+        replica.on_output = self._on_output
+        rng = random.Random(self._rng.random())
+        muted = name in settings.muted
+        wire = Wire(replica, self._hello, self._fleet, self._agenda, settings.bus, rng, muted)
+        self._seats[name] = _Seat(replica, wire)
+        wire.join()
+
+    def _break(self, fault: Fault) -> None:
+        if fault.what == "router":
+            self._restart_router()
+            return
+        seat = self._seats.pop(fault.replica)
+        seat.replica.die()
+        self._past.append(seat.replica)
+        seat.wire.lose()
+        lost = list(seat.open.values())
+        if fault.what == "restart":
+            self._join(fault.replica)
+        for entry in lost:
+            self._move(entry)
+
+    def _move(self, entry: _Open) -> None:
+        """A request whose replica died is asked for elsewhere, from its start."""
+        assert entry.decision is not None
+        failed = Outcome("transport", True, 0, entry.call.prompt_tokens, 0)
+        self._brain.finish(entry.decision.decision_id, failed)
+        self._place(entry, 2)
+
+    def _restart_router(self) -> None:
+        """A router that knows nothing: hellos, loads and snapshots come again."""
+        self._start_router()
+        for name, seat in self._seats.items():
+            muted = name in self._settings.muted
+            rng = random.Random(self._rng.random())
+            seat.wire.retire()
+            seat.wire = Wire(
+                seat.replica, self._hello, self._fleet, self._agenda, self._settings.bus, rng, muted
+            )
+            seat.wire.join()
+
+    def _pace(self) -> float:
+        """What the trace's times are multiplied with, so that the load is the one asked for."""
+        settings, trace = self._settings, self._trace
+        work_s = 1e-3 * sum(
+            settings.device.service_ms(call.prompt_tokens, call.output_tokens)
+            for call in trace.calls
+        )
+        return work_s / (settings.load * settings.replicas * max(1e-9, trace.span_s))
+
+    def _report(self, rate_per_s: float) -> Run:
+        replicas = [*self._past, *(seat.replica for seat in self._seats.values())]
+        busy_s = dict.fromkeys((replica.name for replica in replicas), 0.0)
+        for replica in replicas:
+            busy_s[replica.name] += replica.busy_s
+        for replica in replicas[1:]:
+            replicas[0].gaps.update(replica.gaps)
+        return Run(
+            settings=self._settings,
+            trace=self._trace.name,
+            rate_per_s=rate_per_s,
+            records=tuple(self._records),
+            busy_s=busy_s,
+            itl_p99_ms=replicas[0].gaps.quantile_ms(0.99),
+            preemptions=sum(replica.scheduler.lifecycle.preemptions for replica in replicas),
+            repairs=sum(seat.wire.repairs for seat in self._seats.values()),
+            span_s=self._agenda.now_s - self._records[0].arrival_s,
+        )
+
+
+def _tokens(call: Call, block_tokens: int) -> np.ndarray:
+    """uint32 (prompt_tokens,): every token of a block is the block's id, so that equal ids are
+    equal tokens; what has no id is nobody else's."""
+    tokens = np.repeat(call.blocks.astype(np.uint32), block_tokens)[: call.prompt_tokens]
+    missing = call.prompt_tokens - len(tokens)
+    return np.concatenate((tokens, np.full(missing, 2**31, np.uint32))) if missing else tokens
+
+
+def _routed(request: EngineRequest, router_boot: str, dispatch_seq: int) -> EngineRequest:
+    """The request as this router's dispatch."""
+    return replace(request, router_boot=router_boot, dispatch_seq=dispatch_seq)
+
+
+def _outcome(record: Record, e2e_ms: float) -> Outcome:
+    return Outcome(
+        "error" if record.failed else "ok",
+        False,
+        record.cached_tokens,
+        record.prompt_tokens,
+        record.output_tokens,
+        1e3 * record.ttft_s,
+        e2e_ms,
+    )
+
+
+def _blocks(settings: Settings, block_tokens: int) -> int:
+    return max(2, settings.kv_tokens // block_tokens)
+
+
+def _hello(block_tokens: int, settings: Settings) -> ReplicaHello:
+    blocks = _blocks(settings, block_tokens)
+    bits = 1 << max(10, (BITS_PER_BLOCK * blocks - 1).bit_length())
+    layout = KVLayout(
+        dtype="bfloat16", layers=1, kv_heads=1, head_dim=1, block_tokens=block_tokens, rope="sim"
+    )
+    return ReplicaHello(
+        model="sim",
+        weights="0" * 16,
+        tokenizer="0" * 16,
+        template="0" * 16,
+        layout=layout,
+        hash_version=HASH_VERSION,
+        key_id="sim",
+        digest=DigestShape(bits=bits, k=8),
+        link_url="ws://127.0.0.1:1/link",
+        context_tokens=CONTEXT_TOKENS,
+        total_blocks=blocks,
+        max_running=settings.device.max_running,
+        device="cpu" if settings.device.name.startswith("cpu") else "cuda",
+        version="sim",
+    )
+
+
+def _expected(hello: ReplicaHello) -> Expected:
+    layout = hello.layout
+    return Expected(
+        model=hello.model,
+        weights=hello.weights,
+        tokenizer=hello.tokenizer,
+        template=hello.template,
+        key_id=hello.key_id,
+        layers=layout.layers,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+    )
+
+
+def _limits(hello: ReplicaHello, settings: Settings) -> Limits:
+    device = settings.device
+    return Limits(
+        total_blocks=hello.total_blocks,
+        block_tokens=hello.layout.block_tokens,
+        context_tokens=CONTEXT_TOKENS,
+        max_running=device.max_running,
+        max_step_tokens=device.max_step_tokens,
+        max_waiting_tokens=MAX_WAITING_TOKENS,
+    )
