@@ -1,4 +1,4 @@
-"""One request of a trace: when it comes, which blocks its prompt is made of, how long it answers."""
+"""One request of a trace: when it comes, what its prompt is made of, how long it answers."""
 
 from __future__ import annotations
 

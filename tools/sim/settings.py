@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tools.sim.profiles import DEVICES, Device
-from tools.sim.wire import BusFaults
+from tools.sim.wire import RELIABLE, BusFaults
 
 CLAIRVOYANT = "clairvoyant"
+DEFAULT_DEVICE = DEVICES["h100-8b"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,10 @@ class Settings:
     policy: str
     replicas: int = 8
     load: float = 0.75
-    device: Device = DEVICES["h100-8b"]
+    device: Device = DEFAULT_DEVICE
     kv_tokens: int = 1_048_576
     seed: int = 1
-    bus: BusFaults = BusFaults()
+    bus: BusFaults = RELIABLE
     speeds: tuple[tuple[str, float], ...] = ()
     muted: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()

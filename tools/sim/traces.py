@@ -12,8 +12,9 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
-from itertools import count
+from itertools import count, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 RUN_LENGTH_BLOCK_TOKENS = 16
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_TOKENS = 4_000_000
+MAX_BIN_S = 3.0
 ANYBODY = "trace"
 
 
@@ -38,7 +40,19 @@ def read_trace(path: Path) -> Trace:
     if not calls:
         raise TraceError(f"{path}: no request in it has a prompt")
     calls.sort(key=lambda call: call.arrival_s)
-    return Trace(path.stem, block_tokens, tuple(calls))
+    return Trace(path.stem, block_tokens, tuple(_spread(calls)))
+
+
+def _spread(calls: list[Call]) -> Iterator[Call]:
+    """Recordings in bins (Mooncake's of 3 s) bring whole crowds at once: those of one moment are
+    spread evenly up to the next one."""
+    times = sorted({call.arrival_s for call in calls})
+    until = dict(pairwise(times))
+    for at_s, group in groupby(calls, key=lambda call: call.arrival_s):
+        same = list(group)
+        gap_s = min(MAX_BIN_S, until.get(at_s, at_s) - at_s) / len(same)
+        for place, call in enumerate(same):
+            yield replace(call, arrival_s=at_s + place * gap_s) if place else call
 
 
 def _read(path: Path, file: Iterable[str]) -> tuple[list[Call], int]:

@@ -33,6 +33,9 @@ class BusFaults:
     loss: float = 0.0
 
 
+RELIABLE = BusFaults()
+
+
 class Wire:
     """One replica's messages, from its engine to the fleet. `muted` replicas publish no digests
     (a dead event source)."""
