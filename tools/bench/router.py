@@ -29,6 +29,7 @@ from router.expected import Expected, pool_name
 from router.fleet import Fleet
 from router.process import settle_memory
 from router.route import NoReplica, Outcome, RouteQuery
+from tools.bench.gateway import command as gateway
 from tools.flags import output_file, positive
 
 CASES = ((64, 512), (512, 4_096))
@@ -247,10 +248,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--calls", type=positive, default=1_000, help="choices a round")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
+    parser.add_argument(
+        "--gateway", action="store_true", help="measure the whole gateway too, beside its peers"
+    )
+    gateway.add_options(parser.add_argument_group("with --gateway"))
     flags = parser.parse_args(arguments)
     found = measure(flags.rounds, flags.calls)
     for name, value in found.items():
         print(f"{name}: {value}")
+    if flags.gateway:
+        found |= gateway.measure(flags)
     if flags.json:
         flags.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0

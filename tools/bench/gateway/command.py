@@ -106,20 +106,39 @@ class Figures:
         return times
 
 
-def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All figures of all targets. Raises RuntimeError."""
+def _measure_in(folder: Path, flags: argparse.Namespace, targets: list[str]) -> dict[str, Any]:
     model = stretched_model(flags.model or default_model(), folder)
     setting = Setting(folder, flags.tick_ms, flags.peers, model)
     figures = Figures(flags)
     with direct(setting) as running:
         figures.direct(running)
-    for name in flags.targets:
+    for name in targets:
         with TARGETS[name](setting) as running:
             for size in SIZES:
                 figures.plain(name, running, size)
             figures.ttft(name, running)
             figures.stream(name, running)
     return figures.found
+
+
+def measure(flags: argparse.Namespace) -> dict[str, Any]:
+    """All figures of all targets that are there. Raises RuntimeError."""
+    absent = missing(flags.targets, flags.peers)
+    for name in absent:
+        print(f"{name}: not installed here (pip install 'warmroute[peers]'), left out")
+    targets = [name for name in flags.targets if name not in absent]
+    with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder:
+        return _measure_in(Path(folder), flags, targets)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `measure` reads."""
+    parser.add_argument("--targets", type=_targets, default=list(TARGETS))
+    parser.add_argument("--peers", type=Path, help="a folder that the peers are installed in")
+    parser.add_argument("--model", type=Path, help="a GGUF file (default: the default model)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each closed loop")
+    parser.add_argument("--samples", type=positive, default=500, help="streams for TTFT")
+    parser.add_argument("--tick-ms", type=float, default=5.0, help="between tokens of a stream")
 
 
 def _targets(text: str) -> list[str]:
@@ -132,19 +151,10 @@ def _targets(text: str) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="warmroute bench gateway", description=__doc__)
-    parser.add_argument("--targets", type=_targets, default=list(TARGETS))
-    parser.add_argument("--peers", type=Path, help="a folder that the peers are installed in")
-    parser.add_argument("--model", type=Path, help="a GGUF file (default: the default model)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each closed loop")
-    parser.add_argument("--samples", type=positive, default=500, help="streams for TTFT")
-    parser.add_argument("--tick-ms", type=float, default=5.0, help="between tokens of a stream")
+    add_options(parser)
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
     flags = parser.parse_args(arguments)
-    for name in missing(flags.targets, flags.peers):
-        print(f"{name}: not installed here (pip install 'warmroute[peers]'), left out")
-        flags.targets.remove(name)
-    with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder:
-        found = measure(flags, Path(folder))
+    found = measure(flags)
     if flags.json:
         flags.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
