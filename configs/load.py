@@ -70,6 +70,14 @@ def replica_of(config: ClusterConfig, replica_id: str) -> ReplicaConfig:
     raise ConfigError(f"no replica '{replica_id}' in the cluster file")
 
 
+def model_path(config: ClusterConfig, replica: ReplicaConfig) -> Path:
+    """Where the weights of its revision lie. Raises ConfigError when there is no such revision."""
+    paths = {"": config.model.path, **{of.name: of.path for of in config.revisions}}
+    if replica.revision not in paths:
+        raise ConfigError(f"replica '{replica.id}': no revision '{replica.revision}'")
+    return Path(paths[replica.revision])
+
+
 def to_toml(config: ClusterConfig) -> str:
     """The cluster file of `config`. TOML has no null: what is not set is left out."""
     tree: dict[str, Any] = _less_nulls(msgspec.to_builtins(config))

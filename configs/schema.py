@@ -42,7 +42,7 @@ class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine replica.
+    """One engine replica. `revision`: one of the cluster's revisions; empty for the model itself.
 
     dtype: "auto" is bfloat16 where the CPU has AMX or AVX512-BF16 (or on CUDA), else float32.
     kernel: "auto" takes the native CPU kernel where a compiler is found, "torch" never does.
@@ -63,6 +63,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_running: int = 32
     max_step_tokens: int = 512
     max_waiting_tokens: int = 262_144
+    revision: str = ""
     digest_bits: int = 65_536
     digest_k: int = 8
     digest_tick_ms: float = 50.0
@@ -170,6 +171,23 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_s: float = 20.0
 
 
+class RevisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another revision of the model, served beside it under its name by replicas of its own.
+
+    `path`: as the model's. `weight`: its share of the requests; the model itself has the rest.
+    `mirror`: the share of the other requests that are copied to it, for comparison. It loses its
+    weight when its TTFT p90 passes `slo_ttft_ms` (0: no bound), or its share of failed attempts
+    `slo_error_ratio`.
+    """
+
+    name: str
+    path: str
+    weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    mirror: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    slo_ttft_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    slo_error_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+
+
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One cluster. `secret` (hex, 32 bytes) keys block identity and authenticates the link.
 
@@ -185,3 +203,4 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     replicas: tuple[ReplicaConfig, ...] = ()
     backends: tuple[BackendConfig, ...] = ()
     tenants: tuple[TenantConfig, ...] = ()
+    revisions: tuple[RevisionConfig, ...] = ()

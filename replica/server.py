@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from aiohttp import web
 
-from configs.load import ConfigError, load_cluster, replica_of
+from configs.load import ConfigError, load_cluster, model_path, replica_of
 from configs.model.card import ModelCard, load_card
 from configs.schema import ClusterConfig, ReplicaConfig
 from events.errors import WarmrouteError
@@ -127,8 +127,9 @@ def _load(config: Path, replica_id: str) -> Parts:
     tls = server_context(cluster.link_tls) if cluster.link_tls is not None else None
     with contextlib.ExitStack() as undo:
         door = undo.enter_context(bind(replica.host, replica.port))
-        _say(f"model    reading {cluster.model.path}")
-        card = load_card(Path(cluster.model.path))
+        path = model_path(cluster, replica)
+        _say(f"model    reading {path}")
+        card = load_card(path)
         _say(f"runner   loading weights for {replica.device}")
         layout, runner = _build(card, replica)
         undo.pop_all()

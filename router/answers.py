@@ -23,8 +23,9 @@ def _forget(task: asyncio.Task[tuple[CoreDelta, ...]]) -> None:
 class Answers:
     """A context manager over runs: leaving it releases all of them."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], revision: str) -> None:
         self.runs = runs
+        self._revision = revision
         self._reading: dict[asyncio.Task[tuple[CoreDelta, ...]], int] = {}
 
     def __enter__(self) -> Answers:
@@ -55,6 +56,7 @@ class Answers:
         return {
             "x-warmroute-decision": attempt.decision.decision_id,
             "x-warmroute-replica": attempt.decision.replica,
+            "x-warmroute-revision": self._revision,
         }
 
     def keep_ours(self) -> None:

@@ -23,6 +23,7 @@ from router.http import add_ids, error_middleware
 from router.metrics import Metrics, Sample
 from router.openai import faults
 from router.openapi.document import document
+from router.revision_admin import RevisionAdmin, register_revisions
 from router.services import Services
 from router.shadow import Shadow
 from router.stages import register_stages
@@ -154,6 +155,7 @@ def _register_gauges(services: Services) -> None:
     _register_alarms(metrics, fleet.alarms)
     _register_shadow(metrics, services.brain.shadow)
     register_hot(metrics, services)
+    register_revisions(metrics, services)
 
 
 def _register_alarms(metrics: Metrics, alarms: Alarms) -> None:
@@ -209,6 +211,7 @@ def build_app(
             *Admin(services).routes(),
             *TenantAdmin(services).routes(),
             *HotRoutes(services).routes(),
+            *RevisionAdmin(services).routes(),
             *more_routes,
         ]
     )

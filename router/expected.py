@@ -5,13 +5,17 @@ A mismatch here would give zero matches, or wrong text, without any error: so it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from events.digest import check_shape
 from events.errors import WireError
 from events.load import DigestShape, ReplicaHello
 from kvstore.identity import HASH_VERSION, key_id
+
+MAIN = "main"
+"""The revision that the cluster file's `model` names."""
 
 if TYPE_CHECKING:
     from configs.model.card import ModelCard
@@ -70,6 +74,22 @@ class Expected:
             "digest_shape_refused": _usable_shape(hello.digest),
         }
         return [name for name, fit in fits.items() if not fit]
+
+
+@dataclass(frozen=True, slots=True)
+class Expectations:
+    """The main model's, and those of other revisions by their names."""
+
+    main: Expected
+    revisions: Mapping[str, Expected] = field(default_factory=dict)
+
+    def judge(self, hello: ReplicaHello) -> tuple[str, list[str]]:
+        """The revision that the hello fits, and no alarms; or the one that it fits best, and the
+        names of the alarms that it deserves."""
+        misfits = {MAIN: self.main.misfits(hello)}
+        misfits.update((name, of.misfits(hello)) for name, of in self.revisions.items())
+        best = min(misfits, key=lambda name: len(misfits[name]))
+        return best, misfits[best]
 
 
 def _usable_shape(shape: DigestShape) -> bool:

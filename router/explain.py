@@ -14,9 +14,9 @@ from router.openai import faults
 from router.openai.parse import read_chat, read_completion
 from router.openai.sampling import to_sampling
 from router.openai.schema import ChatRequest, CompletionRequest, Limits
-from router.render import RenderedPrompt
+from router.render import RenderedPrompt, Renderer
 from router.route import NoReplica
-from router.services import Services
+from router.services import Services, limits_in
 from router.tenants import Tenant
 
 REQUEST_ID = "explain"
@@ -31,27 +31,32 @@ class Explainer:
     async def explain(self, tenant: Tenant, document: dict[str, Any]) -> dict[str, Any]:
         """`document` is a body of a generating route, whose model may be left out. Raises UserError
         as that route would before it chooses."""
-        pool = self._of.jobs.pool()
-        limits = self._of.limits(pool)
-        asked, prompt = await self._render(tenant, document, limits)
+        asked = self._read(document, self._of.limits(self._of.jobs.pool()))
+        revision = self._of.revisions.of(tenant.name, asked)
+        pool = self._of.jobs.pool(revision.name)
+        limits = limits_in(revision.widest, pool)
+        prompt = await self._render(revision.renderer, tenant, asked)
         sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, lambda: 0)
         job = self._of.jobs.make(REQUEST_ID, tenant, prompt.ids, sampling, pool)
         verdict = self._of.brain.explain(job.query(job.first_leg()))
-        return {**_asked(job), "policy": self._of.brain.policy, **_answer(verdict)}
+        head = {**_asked(job), "revision": revision.name}
+        return {**head, "policy": self._of.brain.policy, **_answer(verdict)}
 
-    async def _render(
-        self, tenant: Tenant, document: dict[str, Any], limits: Limits
-    ) -> tuple[ChatRequest | CompletionRequest, RenderedPrompt]:
+    def _read(self, document: dict[str, Any], limits: Limits) -> ChatRequest | CompletionRequest:
         body = {"model": self._of.config.model.name, **document}
         if "prompt" not in body:
-            chat = read_chat(body, limits)
-            rendered = await self._of.renderer.chat(chat.messages, chat.tools, tenant=tenant.name)
-            return chat, rendered
+            return read_chat(body, limits)
         completion = read_completion(body, limits)
         if len(completion.prompts) > 1:
             raise _several()
-        rendered = await self._of.renderer.prompt(completion.prompts[0], tenant=tenant.name)
-        return completion, rendered
+        return completion
+
+    async def _render(
+        self, renderer: Renderer, tenant: Tenant, asked: ChatRequest | CompletionRequest
+    ) -> RenderedPrompt:
+        if isinstance(asked, ChatRequest):
+            return await renderer.chat(asked.messages, asked.tools, tenant=tenant.name)
+        return await renderer.prompt(asked.prompts[0], tenant=tenant.name)
 
 
 def _several() -> UserError:

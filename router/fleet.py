@@ -15,7 +15,7 @@ import numpy as np
 from events.load import OWN_ENGINE, DigestShape, ReplicaHello, ReplicaLoad
 from kvstore.identity import KeyChain, Namespace
 from router.alarms import Alarms, Clock
-from router.expected import Expected, pool_name
+from router.expected import Expectations, Expected, pool_name
 from router.falsehits import FalseHits
 from router.fits import PoolPrior
 from router.index import DigestIndex
@@ -44,6 +44,7 @@ class Pool:
     share the heads of prompts among tenants."""
 
     name: str
+    revision: str
     namespace: Namespace
     block_tokens: int
     context_tokens: int
@@ -56,11 +57,15 @@ class Fleet:
 
     `roster_version` changes whenever a pool gets another member, or loses one."""
 
-    def __init__(self, expected: Expected, clock: Clock, index: DigestIndex | None = None) -> None:
+    def __init__(
+        self, expected: Expected | Expectations, clock: Clock, index: DigestIndex | None = None
+    ) -> None:
         self.alarms = Alarms(clock)
         self.roster_version = 0
         self.index = index if index is not None else DigestIndex()
         self.false_hits = FalseHits()
+        if isinstance(expected, Expected):
+            expected = Expectations(expected)
         self._expected = expected
         self._clock = clock
         self._pools: dict[str, Pool] | None = None
@@ -353,7 +358,7 @@ class Fleet:
         member.hello, member.pool = hello, pool
         for name in set(member.misfits):
             self.alarms.clear(name, member.replica)
-        member.misfits = self._expected.misfits(hello)
+        member.revision, member.misfits = self._expected.judge(hello)
         for name in member.misfits:
             self.alarms.raise_(name, member.replica, "refused: not what this router serves")
         if not member.misfits:
@@ -462,6 +467,7 @@ def _pool(name: str, members: list[Member]) -> Pool:
     hellos = [member.hello for member in members]
     return Pool(
         name=name,
+        revision=members[0].revision,
         namespace=Namespace.of_hello(hellos[0]),
         block_tokens=hellos[0].layout.block_tokens,
         context_tokens=min(hello.context_tokens for hello in hellos),

@@ -7,6 +7,7 @@ import contextlib
 import random
 import ssl
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
@@ -32,7 +33,7 @@ from router.compute import Recompute, Unheard
 from router.dash.server import Dashboard
 from router.dispatch import Dispatcher
 from router.door import SPARE_CONNECTIONS, Door
-from router.expected import Expected
+from router.expected import MAIN, Expectations, Expected
 from router.failover import RetryBudget
 from router.fleet import Fleet
 from router.gate import Gate
@@ -43,6 +44,7 @@ from router.limits import Limits
 from router.links import Links
 from router.listeners import Listeners
 from router.metrics import Metrics
+from router.mirror import Mirror
 from router.openai.logprobs import TokenTexts
 from router.prefixes import PublicPrefixes
 from router.pressure import Pressure
@@ -50,11 +52,14 @@ from router.queue import RequestQueue
 from router.registry import Registry
 from router.render import Renderer
 from router.replicate import Replicator
+from router.revisions import Revision, Revisions, Share, ShareSection, check_revisions
 from router.seal import Seal
+from router.sending import Sending
 from router.services import Services, widest_limits
 from router.shared import (
     POLICY,
     PREFIX,
+    REVISION,
     SHADOW,
     TENANT,
     PolicySection,
@@ -81,8 +86,18 @@ def _link_tls(config: ClusterConfig) -> ssl.SSLContext | None:
 class Gateway:
     """Owns every part. `services` is what routes and tests look at."""
 
-    def __init__(self, config: ClusterConfig, card: ModelCard, bus: Bus) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        card: ModelCard,
+        bus: Bus,
+        revision_cards: Mapping[str, ModelCard] | None = None,
+    ) -> None:
+        """`revision_cards`: of each of the configured revisions, by name. Raises ValueError on
+        settings that can't be."""
+        check_revisions(config.revisions)
         self._config = config
+        self._revision_cards = revision_cards or {}
         self._executor = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
         self._bus = bus
         self._announcer = Announcer(bus, config.cluster, config.router.id)
@@ -147,11 +162,13 @@ class Gateway:
         """Say not-ready, then let what is inside finish, within the configured time."""
         self.services.lifecycle.draining = True
         await self.services.replicator.close()
+        await self.services.mirror.close()
         await self.services.gate.wait_idle(self._config.router.drain_s)
 
     async def close(self) -> None:
         """End everything, last comers first."""
         await self.services.replicator.close()
+        await self.services.mirror.close()
         await self._beacon.close()
         await self._dashboard.close()
         await self._door.close()
@@ -167,7 +184,7 @@ class Gateway:
 
     def _wire(self, config: ClusterConfig, card: ModelCard) -> Services:
         router, cluster_key = config.router, parse_secret(config.secret)
-        fleet = Fleet(Expected.of(card, config), time.monotonic)
+        fleet = Fleet(self._expectations(card), time.monotonic)
         brain = RouterBrain(
             fleet,
             router,
@@ -207,6 +224,12 @@ class Gateway:
         mover = Recompute(fleet, tenants, jobs, background)
         heat, pressure = HeadHeat(time.monotonic), Pressure(fleet)
         watchers = [pressure.note, heat.note] if router.replicate else [pressure.note]
+        sending = Sending(brain, links, limits, listener, backends.seats.keys(), watchers)
+        renderer, texts = Renderer(card, self._executor), TokenTexts(card.tokenizer)
+        widest = widest_limits(config, card)
+        main = sending.revision(MAIN, card, renderer, texts, widest)
+        revisions = Revisions(main, self._revisions(sending), fleet)
+        registry.add(REVISION, ShareSection(revisions, config.revisions))
         return Services(
             config=config,
             card=card,
@@ -221,18 +244,36 @@ class Gateway:
             shares=shares,
             registry=registry,
             prefixes=prefixes,
-            renderer=Renderer(card, self._executor),
-            texts=TokenTexts(card.tokenizer),
-            widest=widest_limits(config, card),
+            renderer=renderer,
+            texts=texts,
+            widest=widest,
             jobs=jobs,
-            dispatcher=Dispatcher(
-                brain, links, brain.router_boot, limits, listener, backends.seats.keys(), watchers
-            ),
+            dispatcher=main.dispatcher,
             budget=RetryBudget(),
             metrics=metrics,
             pressure=pressure,
             replicator=Replicator(brain, heat, mover, router.replicate_share),
+            revisions=revisions,
+            mirror=Mirror(revisions),
         )
+
+    def _expectations(self, card: ModelCard) -> Expectations:
+        """Raises ValueError where two revisions can't be told apart."""
+        cards = {MAIN: card, **self._revision_cards}
+        expected = {name: Expected.of(of, self._config) for name, of in cards.items()}
+        if len(set(expected.values())) < len(expected):
+            raise ValueError("two revisions have the same weights, tokenizer and chat template")
+        return Expectations(expected.pop(MAIN), expected)
+
+    def _revisions(self, sending: Sending) -> list[Revision]:
+        config, made = self._config, []
+        for of in config.revisions:
+            card = self._revision_cards[of.name]
+            renderer, texts = Renderer(card, self._executor), TokenTexts(card.tokenizer)
+            revision = sending.revision(of.name, card, renderer, texts, widest_limits(config, card))
+            revision.bounds, revision.share = of, Share(of.weight, of.mirror)
+            made.append(revision)
+        return made
 
     def _registry(self, alarms: Alarms) -> Registry:
         config = self._config

@@ -7,8 +7,11 @@ managers, so a client that leaves at any stage, which cancels the handler, relea
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -21,6 +24,7 @@ from router.dispatch import Job
 from router.failover import Run
 from router.fleet import Pool
 from router.http import request_id
+from router.mirror import Make
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.completions import CompletionCollector, CompletionStream
 from router.openai.parse import parse_chat, parse_completion
@@ -29,13 +33,35 @@ from router.openai.sampling import to_sampling
 from router.openai.schema import ChatRequest, CompletionRequest, Limits
 from router.openai.stream import EventStream, new_head
 from router.pump import Pump
-from router.render import RenderedPrompt
-from router.services import Services
+from router.render import RenderedPrompt, Renderer
+from router.revisions import Revision
+from router.services import Services, limits_in
 from router.sse import EventWriter, Outbox
 from router.tenants import Tenant
 
 FOREVER_S = 86_400.0
 DRAIN_RETRY_S = 5.0
+
+
+class Route(NamedTuple):
+    """What the two routes do differently before a request is placed. Both raise UserError."""
+
+    parse: Callable[[bytes, Limits], Any]
+    render: Callable[[Renderer, Any, str], Awaitable[list[RenderedPrompt]]]
+
+
+async def _render_chat(renderer: Renderer, asked: ChatRequest, tenant: str) -> list[RenderedPrompt]:
+    return [await renderer.chat(asked.messages, asked.tools, tenant=tenant)]
+
+
+async def _render_prompts(
+    renderer: Renderer, asked: CompletionRequest, tenant: str
+) -> list[RenderedPrompt]:
+    return [await renderer.prompt(prompt, tenant=tenant) for prompt in asked.prompts]
+
+
+CHAT = Route(parse_chat, _render_chat)
+COMPLETION = Route(parse_completion, _render_prompts)
 
 
 def _mint_seed() -> int:
@@ -56,13 +82,23 @@ def _call(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request as one revision of the model takes it. `make` makes it once more, for a mirror."""
+
+    revision: Revision
+    tenant: Tenant
+    asked: Any
+    jobs: Sequence[Job]
+    make: Make | None = None
+
+
 class Generator:
     """Handlers of POST /v1/chat/completions and /v1/completions."""
 
     def __init__(self, services: Services) -> None:
         self._of = services
         self._model = services.config.model.name
-        self._fingerprint = f"fp_{services.card.weights_fingerprint[:10]}"
         self._settings = services.config.router
         self._outbox = Outbox()
 
@@ -70,36 +106,27 @@ class Generator:
         """POST /v1/chat/completions."""
         with ExitStack() as held:
             tenant, body = await self._enter(request, held)
-            pool = self._of.jobs.pool()
-            limits = self._of.limits(pool)
-            asked = parse_chat(body, limits)
-            prompt = await self._of.renderer.chat(asked.messages, asked.tools, tenant=tenant.name)
-            asked, tenant = self._degrade(request, tenant, asked, [prompt], limits)
-            jobs = self._jobs(request, tenant, asked, [prompt], limits, pool)
-            answers = await self._place(held, tenant, jobs, whole=not asked.stream)
+            prepared = await self._prepare(request, tenant, body, CHAT)
+            asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
+            answers = await self._place(held, prepared)
             kind = ChatStream if asked.stream else ChatCollector
-            head = new_head("chatcmpl", self._model, self._fingerprint)
-            reply = kind(head, asked, self._of.texts)
+            head = new_head("chatcmpl", self._model, revision.fingerprint)
+            reply = kind(head, asked, revision.texts)
             call = _call(request, tenant, asked, body)
             response = await self._reply(request, answers, reply, call)
-            self._remember(tenant, reply.progress)
+            self._remember(tenant, revision, reply.progress)
             return response
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions; several prompts are several runs."""
         with ExitStack() as held:
             tenant, body = await self._enter(request, held)
-            pool = self._of.jobs.pool()
-            limits = self._of.limits(pool)
-            asked = parse_completion(body, limits)
-            render = self._of.renderer.prompt
-            prompts = [await render(prompt, tenant=tenant.name) for prompt in asked.prompts]
-            asked, tenant = self._degrade(request, tenant, asked, prompts, limits)
-            jobs = self._jobs(request, tenant, asked, prompts, limits, pool)
-            answers = await self._place(held, tenant, jobs, whole=not asked.stream)
+            prepared = await self._prepare(request, tenant, body, COMPLETION)
+            asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
+            answers = await self._place(held, prepared)
             kind = CompletionStream if asked.stream else CompletionCollector
-            head = new_head("cmpl", self._model, self._fingerprint)
-            reply = kind(head, asked, self._of.texts)
+            head = new_head("cmpl", self._model, revision.fingerprint)
+            reply = kind(head, asked, revision.texts)
             call = _call(request, tenant, asked, body)
             return await self._reply(request, answers, reply, call)
 
@@ -132,9 +159,48 @@ class Generator:
         room_tokens = limits.context_tokens - max(prompt.tokens for prompt in prompts)
         return self._of.admitter.degrade(request, tenant, asked, room_tokens)
 
-    def _jobs(
+    async def _prepare(
+        self, request: web.Request, tenant: Tenant, body: bytes, route: Route
+    ) -> Prepared:
+        """By the revision whose turn it is. What that one can't take goes to the main one."""
+        revisions = self._of.revisions
+        make = partial(self._make, request, tenant, body, route)
+        if not revisions.others:
+            return await make(revisions.main)
+        asked = route.parse(body, revisions.main.widest)
+        live = revisions.of(tenant.name, asked)
+        if live is not revisions.main:
+            try:
+                prepared = await make(live)
+            except UserError:
+                live = revisions.main
+        if live is revisions.main:
+            prepared = await make(live)
+        again = partial(make, live=False) if revisions.may_mirror(asked) else None
+        return replace(prepared, make=again)
+
+    async def _make(
         self,
         request: web.Request,
+        tenant: Tenant,
+        body: bytes,
+        route: Route,
+        revision: Revision,
+        *,
+        live: bool = True,
+    ) -> Prepared:
+        pool = self._of.jobs.pool(revision.name)
+        limits = limits_in(revision.widest, pool)
+        asked = route.parse(body, limits)
+        prompts = await route.render(revision.renderer, asked, tenant.name)
+        if live:
+            asked, tenant = self._degrade(request, tenant, asked, prompts, limits)
+        jobs = self._jobs(request_id(request), tenant, asked, prompts, limits, pool)
+        return Prepared(revision, tenant, asked, jobs)
+
+    def _jobs(
+        self,
+        own_id: str,
         tenant: Tenant,
         asked: ChatRequest | CompletionRequest,
         prompts: Sequence[RenderedPrompt],
@@ -144,26 +210,26 @@ class Generator:
         jobs = []
         for number, prompt in enumerate(prompts):
             sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, _mint_seed)
-            own_id = f"{request_id(request)}-{number}"
-            jobs.append(self._of.jobs.make(own_id, tenant, prompt.ids, sampling, pool))
+            jobs.append(
+                self._of.jobs.make(f"{own_id}-{number}", tenant, prompt.ids, sampling, pool)
+            )
         return jobs
 
-    async def _place(
-        self, held: ExitStack, tenant: Tenant, jobs: Sequence[Job], whole: bool
-    ) -> Answers:
+    async def _place(self, held: ExitStack, prepared: Prepared) -> Answers:
         """Admit all prompts of the request or none; nothing is sent before the first `next`."""
         of, retries = self._of, self._settings.retries
-        admission = await of.admitter.admit(held, tenant, jobs)
-        grow = admission.grow
+        jobs, revision, whole = prepared.jobs, prepared.revision, not prepared.asked.stream
+        admission = await of.admitter.admit(held, prepared.tenant, jobs)
+        grow, dispatcher = admission.grow, revision.dispatcher
+        if prepared.make is not None:
+            of.mirror.offer(revision, prepared.make)
         if len(jobs) > 1 and not of.links.up():
             # A backend takes a body with all its prompts at once, or not at all.
             jobs = jobs[:1]
         may_relay = len(jobs) == 1
         timely = [job.after(admission.waited_s) for job in jobs]
-        runs = [
-            Run(job, of.dispatcher, of.budget, retries, whole, grow, may_relay) for job in timely
-        ]
-        return held.enter_context(Answers(runs))
+        runs = [Run(job, dispatcher, of.budget, retries, whole, grow, may_relay) for job in timely]
+        return held.enter_context(Answers(runs, revision.name))
 
     async def _reply(
         self,
@@ -204,12 +270,12 @@ class Generator:
         keepalive_s = self._settings.keepalive_s
         return await Pump(writer, answers, reply, self._of.metrics, keepalive_s).respond()
 
-    def _remember(self, tenant: Tenant, progress: Progress) -> None:
+    def _remember(self, tenant: Tenant, revision: Revision, progress: Progress) -> None:
         """Keep the generated turns, so that the next request hits the cache with their ids."""
         if progress.error is not None or not progress.done:
             return
         for choice in progress.choices:
             ids = list(choice.token_ids)
-            while ids and ids[-1] in self._of.card.eos_ids:
+            while ids and ids[-1] in revision.card.eos_ids:
                 ids.pop()
-            self._of.renderer.remember(tenant.name, choice.text, ids)
+            revision.renderer.remember(tenant.name, choice.text, ids)

@@ -9,6 +9,7 @@ from kvstore.chaincache import ChainCache
 from kvstore.identity import KeyChain, chain
 from router.deadlines import deadlines_of
 from router.dispatch import Job
+from router.expected import MAIN
 from router.fleet import Fleet, Pool
 from router.prefixes import PublicPrefixes
 from router.tenants import Tenant
@@ -32,9 +33,10 @@ class JobMaker:
         self._config = config
         self._known_runs = ChainCache()
 
-    def pool(self) -> Pool | None:
-        """The pool that requests go to: the one with most linked replicas."""
-        return next(iter(self._fleet.pools().values()), None)
+    def pool(self, revision: str = MAIN) -> Pool | None:
+        """The pool that requests go to: of the revision's the one with most linked replicas."""
+        pools = self._fleet.pools().values()
+        return next((pool for pool in pools if pool.revision == revision), None)
 
     def make(
         self,

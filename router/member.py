@@ -56,6 +56,7 @@ class Member:
         "prefill",
         "proof",
         "replica",
+        "revision",
         "silent",
         "trust",
         "unknown_since_s",
@@ -68,6 +69,7 @@ class Member:
         self.boot = boot
         self.hello = hello
         self.pool = pool
+        self.revision = ""
         self.misfits: list[str] = []
         self.load: ReplicaLoad | None = None
         self.load_at_s = now_s

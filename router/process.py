@@ -75,8 +75,11 @@ async def _serve(config: ClusterConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     card = await asyncio.to_thread(load_card, Path(config.model.path))
+    revisions = {
+        of.name: await asyncio.to_thread(load_card, Path(of.path)) for of in config.revisions
+    }
     bus = await join(config.bus, config.router.id)
-    gateway = Gateway(config, card, bus)
+    gateway = Gateway(config, card, bus, revisions)
     try:
         await gateway.start()
         await gateway.meet_replicas(MEET_S)

@@ -18,6 +18,7 @@ from router.gate import Gate
 from router.jobs import JobMaker
 from router.links import Links
 from router.metrics import Metrics
+from router.mirror import Mirror
 from router.openai.limits import limits_of
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import Limits
@@ -26,6 +27,7 @@ from router.pressure import Pressure
 from router.registry import Registry
 from router.render import Renderer
 from router.replicate import Replicator
+from router.revisions import Revisions
 from router.shares import WarmShares
 from router.tenants import Tenants
 
@@ -63,13 +65,15 @@ class Services:
     metrics: Metrics
     pressure: Pressure
     replicator: Replicator
+    revisions: Revisions
+    mirror: Mirror
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def ready(self) -> bool:
         """Whether a request that comes now could be routed."""
-        return not self.lifecycle.draining and self.jobs.pool() is not None and self.reachable > 0
+        return not self.lifecycle.draining and bool(self.fleet.pools()) and self.reachable > 0
 
     @property
     def reachable(self) -> int:
@@ -77,10 +81,15 @@ class Services:
         return len(self.links.up()) + self.backends.up
 
     def limits(self, pool: Pool | None) -> Limits:
-        """What a generating route accepts now; the smallest context anywhere counts."""
-        if pool is None or pool.context_tokens >= self.widest.context_tokens:
-            return self.widest
-        return replace(self.widest, context_tokens=pool.context_tokens)
+        """What a generating route accepts now."""
+        return limits_in(self.widest, pool)
+
+
+def limits_in(widest: Limits, pool: Pool | None) -> Limits:
+    """The smallest context anywhere counts."""
+    if pool is None or pool.context_tokens >= widest.context_tokens:
+        return widest
+    return replace(widest, context_tokens=pool.context_tokens)
 
 
 def widest_limits(config: ClusterConfig, card: ModelCard) -> Limits:

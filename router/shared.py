@@ -15,6 +15,7 @@ TENANT = "tenant"
 PREFIX = "prefix"
 POLICY = "policy"
 SHADOW = "shadow"
+REVISION = "revision"
 ONLY = ""
 """The name of a setting that there is one of."""
 

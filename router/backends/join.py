@@ -20,7 +20,7 @@ from router.backends.health import Health
 from router.backends.rates import Rates
 from router.backends.roster import Backend
 from router.backends.tail import ToldUsage
-from router.expected import pool_name
+from router.expected import MAIN, pool_name
 from router.fleet import Fleet
 
 
@@ -100,7 +100,8 @@ class Joiner:
 
     def _check_pool(self, replica: str) -> None:
         """Requests go to one pool: whoever stands beside it is never asked, and should know."""
-        member, leading = self._fleet.member(replica), next(iter(self._fleet.pools()), None)
+        member, pools = self._fleet.member(replica), self._fleet.pools()
+        leading = next((name for name, pool in pools.items() if pool.revision == MAIN), None)
         if member is not None and member.pool != leading:
             detail = "its block_tokens or dtype are not those of the replicas that are asked"
             self._fleet.alarms.raise_("other_pool", replica, detail)

@@ -99,6 +99,10 @@ def operations(limits: Limits) -> Json:
         "/router/trust": read("Predicted against actual, by replica and tenant"),
         "/router/hot": read("The hottest heads of prompts, and what was brought to more replicas"),
         "/router/scale": read("How often requests are forced off a warm replica"),
+        "/router/revisions": {
+            **read("The revisions of the model: shares, replicas, and how they do"),
+            **change("put", "Another share for a revision; ends a revert", _share()),
+        },
         "/router/alarms": read("Active alarms, and how often each was raised"),
         "/router/decisions": read("The newest decisions", in_query("limit", whole(1, 1_000))),
         "/router/decisions/{id}": read(
@@ -146,6 +150,11 @@ def operations(limits: Limits) -> Json:
             "post", "Where a request would go now, and why; nothing is sent", _explained(limits)
         ),
     }
+
+
+def _share() -> Json:
+    shares = optional({"weight": number(0, 1), "mirror": number(0, 1)})
+    return record({"revision": text(64, 1), **shares}, ("revision",))
 
 
 def _one(name: str, schema: Json) -> Json:

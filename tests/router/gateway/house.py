@@ -44,6 +44,7 @@ class House:
             ),
         )
         self.bus = MemoryBus()
+        self.revision_cards: dict[str, ModelCard] = {}
         self.card = card
         self.replicas = [self.new_replica(f"r{number}") for number in range(replicas)]
         self.gateway: Gateway
@@ -54,7 +55,7 @@ class House:
         return FakeReplica(name, **(settings | changes))
 
     async def __aenter__(self) -> House:
-        self.gateway = Gateway(self.config, self.card, self.bus)
+        self.gateway = Gateway(self.config, self.card, self.bus, self.revision_cards)
         await self.gateway.start()
         for replica in self.replicas:
             await replica.__aenter__()
