@@ -133,6 +133,7 @@ class Joiner:
             )
         else:
             seat.bridge_boot = boot
+            self._fleet.alarms.clear("backend_mismatch", replica)
             self._fleet.on_hello(replica, boot, hello)
             self._fleet.link_state(replica, boot, seat.health.up)
 
@@ -170,6 +171,7 @@ class Joiner:
     def on_gone(self, replica: str, boot: int, reason: str) -> None:
         seat = self._seats.get(replica)
         if seat is None:
+            self._fleet.alarms.clear("unknown_backend", replica)
             self._fleet.on_gone(replica, boot, reason)
         elif boot == seat.bridge_boot:
             seat.bridge_boot = None

@@ -155,6 +155,8 @@ def test_S3_a_bridge_that_tells_of_something_else_is_refused(
     bridged.bridge_says(1_000, **changes)
     assert bridged.member.boot == boot
     assert bridged.fleet.alarms.active("backend_mismatch", "f0")
+    bridged.bridge_says(2_000)
+    assert not bridged.fleet.alarms.active("backend_mismatch", "f0")
 
 
 def test_S3_where_no_bridge_is_configured_none_is_heard(plain: Joining) -> None:
@@ -167,6 +169,9 @@ def test_S3_the_bus_makes_nobody_a_backend(plain: Joining) -> None:
     plain.joiner.on_hello("evil", 1, plain.seat.hello)
     assert plain.fleet.member("evil") is None
     assert plain.joiner.refused["unknown_backend"] == 1
+    assert plain.fleet.alarms.active("unknown_backend", "evil")
+    plain.joiner.on_gone("evil", 1, "silent")
+    assert not len(plain.fleet.alarms)
 
 
 @pytest.mark.parametrize(
