@@ -17,6 +17,7 @@ from events.nats import NatsBus, connect
 from events.secrets import link_secret
 from events.server import EmbeddedNats
 from replica.publish import Publisher
+from router.fleet import Fleet
 from router.gateway import Gateway
 from router.peers import Peers
 from router.reserve import Ledger
@@ -86,11 +87,17 @@ class Street:
         )
 
     async def met(self) -> None:
-        """Until every router has its links, and has heard the others whole."""
+        """Until every router has its links and all reports, and has heard the others whole."""
         for gateway in self.gateways:
             links, peers = gateway.services.links, gateway.services.brain.peers
             await until(lambda links=links: len(links.up()) == len(self.names))
             await until(lambda peers=peers: self._whole(peers))
+            fleet = gateway.services.fleet
+            await until(lambda fleet=fleet: fleet.warm and self._reported(fleet))
+
+    def _reported(self, fleet: Fleet) -> bool:
+        members = [fleet.member(name) for name in self.names]
+        return all(member is not None and member.load is not None for member in members)
 
     def _whole(self, peers: Peers) -> bool:
         views = peers.views(0.0)
