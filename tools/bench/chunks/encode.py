@@ -61,6 +61,10 @@ def _decode(frame: bytes) -> int:
     return _DELTAS
 
 
+def _name(route: str, alternatives: int | None) -> str:
+    return route if alternatives is None else f"{route}_top_{alternatives}"
+
+
 def costs_us(texts: TokenTexts) -> dict[str, float]:
     """CPU time per delta of each part."""
     costs = {}
@@ -69,7 +73,7 @@ def costs_us(texts: TokenTexts) -> dict[str, float]:
     for alternatives in (None, 0, 5):
         deltas = _deltas(_DELTAS, alternatives)
         for name in ("chat", "completion"):
-            costs[f"{name}, logprobs={alternatives}"] = _best_us(
+            costs[_name(name, alternatives)] = _best_us(
                 lambda name=name, alternatives=alternatives, deltas=deltas: _feed(
                     _streams(texts, alternatives)[name], deltas
                 )

@@ -9,6 +9,7 @@ import asyncio
 import http.client
 import multiprocessing
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -212,11 +213,21 @@ async def _delays(other: _Child, port: int, *how: float) -> dict[str, float]:
     }
 
 
+def _allow_files(streams: int) -> None:
+    """Two sockets for each stream at most, here and in the children, as far as the system lets."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * streams + 512
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 async def relay(card: ModelCard, streams: int, steps: int, per_s: float) -> dict[str, float]:
     """`steps` deltas to each of `streams`, `per_s` a second each (0: as fast as they are read).
 
     Done twice: once for the costs, once with the probes, which cost time themselves.
     """
+    _allow_files(streams)
     os.sched_setaffinity(0, _CPUS[:1])
     gateway = Gateway(_config(card), card, MemoryBus())
     await gateway.start()
