@@ -38,7 +38,7 @@ class CandidateTerms(msgspec.Struct, frozen=True):
 
 class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     """One choice, reserved in the same call. `queued_tokens`: the prefill that is believed to wait
-    there already.
+    there already. `fit_replicas`: how many could have taken it.
 
     Of the prompt, `matched_tokens` are in the replica's digest. `predicted_cached_tokens` count
     promises in and leave out a last token and a match that is too short; `usable_tokens` are
@@ -68,6 +68,7 @@ class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     usable_tokens: int = 0
     shared_blocks: int = 0
     forced_off: str = ""
+    fit_replicas: int = 0
 
 
 class RouteOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -250,6 +250,7 @@ class RouterBrain:
             usable_tokens=scored.usable_tokens,
             shared_blocks=field.candidates().longest(),
             forced_off=_forced_off(field.candidates(), pick),
+            fit_replicas=len(field),
         )
 
     def _reserve(

@@ -310,8 +310,7 @@ class Attempt:
 
     def _believed_queue_tokens(self) -> int | None:
         """None where the request must stay: it was moved before, or has nowhere else to go."""
-        fit = sum(candidate.filtered is None for candidate in self.decision.candidates)
-        if self._job.pin or self.decision.attempt > 1 or fit < 2:
+        if self._job.pin or self.decision.attempt > 1 or self.decision.fit_replicas < 2:
             return None
         return self.decision.queued_tokens
 
