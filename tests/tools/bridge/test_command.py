@@ -48,10 +48,15 @@ async def test_it_runs_until_it_is_told_to_stop(tmp_path: Path, tiny_model: Path
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tools.cli", *words), stdout=asyncio.subprocess.PIPE
             )
-            async with asyncio.timeout(30):
-                assert (await process.stdout.readline()).startswith(b"READY http://127.0.0.1:9")
-                await engine.subscribed()
-                process.send_signal(signal.SIGTERM)
-                assert await process.wait() == 0
+            try:
+                async with asyncio.timeout(30):
+                    assert (await process.stdout.readline()).startswith(b"READY http://127.0.0.1:9")
+                    await engine.subscribed()
+                    process.send_signal(signal.SIGTERM)
+                    assert await process.wait() == 0
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
     finally:
         await nats.stop()
