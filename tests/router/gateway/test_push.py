@@ -113,7 +113,7 @@ class Rig:
         self.tokens += tokens
 
     async def respond(self) -> None:
-        with Answers([self.run]) as answers:
+        with Answers([self.run], "v1") as answers:
             await Pump(self.writer, answers, self.reply, self.metrics, 1_000.0).respond()
 
     async def play(self, script: Sequence[tuple[bool, bool, CoreDelta]]) -> None:
