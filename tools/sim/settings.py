@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES, Device
 from tools.sim.wire import RELIABLE, BusFaults
 
@@ -11,24 +12,15 @@ CLAIRVOYANT = "clairvoyant"
 DEFAULT_DEVICE = DEVICES["h100-8b"]
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """At `at_s` after the first arrival something happens to a replica: "die", "restart" (an empty
-    cache, a new boot), or to the router: "router" (it forgets everything)."""
-
-    at_s: float
-    what: str
-    replica: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """`load`: device time that the requests would take without any cache, as a multiple of what
-    the replicas have. `speeds` scales replicas by name; `muted` names those without events."""
+    the replicas have; None leaves the trace's own times. `speeds` scales replicas by name; `muted`
+    names those without events. Raises ValueError where these name nobody, or all are to die."""
 
     policy: str
     replicas: int = 8
-    load: float = 0.75
+    load: float | None = 0.75
     device: Device = DEFAULT_DEVICE
     kv_tokens: int = 1_048_576
     seed: int = 1
@@ -37,3 +29,16 @@ class Settings:
     muted: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     fast_forward: bool = True
+
+    def __post_init__(self) -> None:
+        named = {*dict(self.speeds), *self.muted}
+        named |= {fault.replica for fault in self.faults if fault.replica}
+        if unknown := sorted(named - set(self.names)):
+            raise ValueError(f"no replica '{unknown[0]}': they are {', '.join(self.names)}")
+        if not set(self.names) - {f.replica for f in self.faults if f.what == "die"}:
+            raise ValueError("all replicas are to die: nobody would answer")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The replicas: r0, r1, ..."""
+        return tuple(f"r{number}" for number in range(self.replicas))

@@ -26,9 +26,10 @@ from router.route import NoReplica, Outcome, RouteQuery
 from tools.sim.call import Call, Trace
 from tools.sim.clairvoyant import most_able
 from tools.sim.clock import Agenda
+from tools.sim.faults import Fault
 from tools.sim.record import Record
 from tools.sim.replica import SimReplica
-from tools.sim.settings import CLAIRVOYANT, Fault, Settings
+from tools.sim.settings import CLAIRVOYANT, Settings
 from tools.sim.wire import Wire
 
 CLUSTER_KEY = bytes(32)
@@ -92,8 +93,8 @@ class World:
         self._children = 0
         self._boot = 0
         self._start_router()
-        for number in range(settings.replicas):
-            self._join(f"r{number}")
+        for name in settings.names:
+            self._join(name)
 
     def run(self) -> Run:
         """Until the last request has its answer."""
@@ -217,15 +218,19 @@ class World:
         if fault.what == "router":
             self._restart_router()
             return
-        seat = self._seats.pop(fault.replica)
-        seat.replica.die()
-        self._past.append(seat.replica)
-        seat.wire.lose()
-        lost = list(seat.open.values())
+        seat = self._seats.pop(fault.replica, None)
+        lost = self._die(seat) if seat else []
         if fault.what == "restart":
             self._join(fault.replica)
         for entry in lost:
             self._move(entry)
+
+    def _die(self, seat: _Seat) -> list[_Open]:
+        """The requests that were lost with it."""
+        seat.replica.die()
+        self._past.append(seat.replica)
+        seat.wire.lose()
+        return list(seat.open.values())
 
     def _move(self, entry: _Open) -> None:
         """A request whose replica died is asked for elsewhere, from its start."""
@@ -249,6 +254,8 @@ class World:
     def _pace(self) -> float:
         """What the trace's times are multiplied with, so that the load is the one asked for."""
         settings, trace = self._settings, self._trace
+        if settings.load is None:
+            return 1.0
         work_s = 1e-3 * sum(
             settings.device.service_ms(call.prompt_tokens, call.output_tokens)
             for call in trace.calls

@@ -10,8 +10,9 @@ import pytest
 
 from router.policies import POLICIES
 from tools.sim.call import Call, Trace
+from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES
-from tools.sim.settings import CLAIRVOYANT, Fault, Settings
+from tools.sim.settings import CLAIRVOYANT, Settings
 from tools.sim.summary import summary
 from tools.sim.wire import BusFaults
 from tools.sim.world import Run, World

@@ -1,0 +1,63 @@
+"""The command: what it prints and writes, and what it refuses before it starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.errors import CommandError
+from tools.sim.command import main
+
+SMALL = "groups:groups=4,system=600,question=200,output=20,rates=4,stage_s=5"
+
+
+def test_figures_and_settings_are_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file = tmp_path / "sim.json"
+    flags = ["--replicas", "2", "--slow", "r0=0.5", "--muted", "r1", "--fault", "2:restart:r0"]
+    assert main([SMALL, *flags, "--fault", "3:router", "--load", "trace", "--json", str(file)]) == 0
+    assert "warmroute" in capsys.readouterr().out
+    result = json.loads(file.read_text())
+    figures = result["policies"]["warmroute"]
+    wanted = {"cached_token_ratio", "ttft_mean_s", "ttft_p90_s", "ttft_p99_s", "max_over_mean_load"}
+    assert wanted <= figures.keys()
+    assert figures["requests"] == result["settings"]["requests"]
+    assert len(figures["ttft_percentiles_s"]) == 101
+    assert figures["replicas"].keys() == {"r0", "r1"}
+    assert result["settings"]["speeds"] == {"r0": 0.5}
+    assert result["settings"]["faults"] == ["2:restart:r0", "3:router"]
+    assert result["settings"]["load"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["nowhere.jsonl"], "nowhere.jsonl"),
+        (["groups:x=1"], "unknown setting 'x'"),
+        ([SMALL, "--replicas", "2", "--slow", "r2=0.5"], "no replica 'r2': they are r0, r1"),
+        ([SMALL, "--replicas", "1", "--fault", "1:die:r0"], "nobody would answer"),
+    ],
+)
+def test_what_cannot_be_simulated_is_told(flags: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        main(flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--slow", "r0"],
+        ["--slow", "r0=0"],
+        ["--fault", "30"],
+        ["--fault", "30:explode:r0"],
+        ["--fault", "30:router:r0"],
+        ["--fault", "30:die"],
+        ["--fault", "x:die:r0"],
+        ["--load", "0"],
+        ["--policy", "best"],
+    ],
+)
+def test_bad_flags_are_refused(flags: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([SMALL, *flags])
