@@ -27,6 +27,7 @@ class DigestShape(msgspec.Struct, frozen=True, kw_only=True):
 
 class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     """Sent at start, on request and every few seconds. Fingerprints are hex digests.
+    `max_step_tokens`: how much of a prompt one step computes at most.
 
     Another `engine` than ours is asked by HTTP: its `link_url` is the server's base URL. Without
     `digests` nobody will ever tell what it holds.
@@ -46,6 +47,7 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int
     device: str
     version: str
+    max_step_tokens: int = 512
     engine: str = OWN_ENGINE
     digests: bool = True
 

@@ -178,6 +178,7 @@ def hello_of(parts: Parts) -> ReplicaHello:
         max_running=replica.max_running,
         device=replica.device,
         version=_version(),
+        max_step_tokens=replica.max_step_tokens,
     )
 
 

@@ -79,7 +79,7 @@ def row_of(member: Member, booked: Booked) -> tuple[float, ...]:
     load, hello, breaker = member.load, member.hello, member.breaker
     barred = bool(member.misfits) or not member.linked or (load is not None and load.draining)
     digest = (member.digest_at_s, member.unknown_since_s is not None, member.trust.value)
-    fits = _fits(member)
+    fits = (*_fits(member), max(1, hello.max_step_tokens))
     if load is None:
         return (
             hello.context_tokens, hello.total_blocks, barred, breaker.admits_from_s,

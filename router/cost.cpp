@@ -8,7 +8,7 @@ namespace {
 
 struct Row {
     double context_limit, total_blocks, barred, admits_from_s, load_at_s, digest_at_s, unknown,
-        trust, a, b, c, base, per_row, per_context, max_running, failures, unreported, requests,
+        trust, a, b, c, base, per_row, per_context, step_tokens, max_running, failures, unreported, requests,
         rows, context_tokens, backlog_ms, unseen_prefill_ms, queued_tokens, free_blocks,
         cached_blocks, reused;
 };
@@ -18,7 +18,7 @@ struct Ask {
 };
 
 struct Weights {
-    double step_tokens, own_decode, harm, occupancy, crowd, max_occupancy, lateness, suspect_ms,
+    double own_decode, harm, occupancy, crowd, max_occupancy, lateness, suspect_ms,
         max_ageing_ms, fresh_s, half_life_s;
 };
 
@@ -106,7 +106,7 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
         double mixing_ms = 0.0;
         if (r.rows > 0) {
             const double new_tokens = ask.prompt_tokens - cached;
-            mixing_ms = std::ceil((r.queued_tokens + new_tokens) / w->step_tokens) *
+            mixing_ms = std::ceil((r.queued_tokens + new_tokens) / r.step_tokens) *
                         above(0.0, r.per_row * r.rows + r.per_context * r.context_tokens);
         }
         const double ttft_ms = queued_ms + own_ms + mixing_ms;

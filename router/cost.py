@@ -25,9 +25,6 @@ log = logging.getLogger(__name__)
 
 KERNELS = NativeSource("cost", Path(__file__).parent, ("cost.cpp",), flags=("-ffp-contract=off",))
 
-STEP_TOKENS = 512
-"""Prompt tokens that one mixed step takes: how often a prefill meets the running decodes."""
-
 OWN_DECODE_WEIGHT = 0.1
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
 HARM_WEIGHT = 0.05
@@ -47,7 +44,7 @@ MIN_MATCH_TOKENS = 32
 
 _WEIGHTS = np.array(
     [
-        STEP_TOKENS, OWN_DECODE_WEIGHT, HARM_WEIGHT, OCCUPANCY_WEIGHT, CROWD_WEIGHT,
+        OWN_DECODE_WEIGHT, HARM_WEIGHT, OCCUPANCY_WEIGHT, CROWD_WEIGHT,
         MAX_OCCUPANCY_WEIGHT, LATENESS_WEIGHT, SUSPECT_MS, MAX_BACKLOG_AGEING_MS, FRESH_DIGEST_S,
         DIGEST_HALF_LIFE_S,
     ],
@@ -58,9 +55,9 @@ _WEIGHTS_AT = address(_WEIGHTS)
 
 ROW = (
     "context_limit", "total_blocks", "barred", "admits_from_s", "load_at_s", "digest_at_s",
-    "unknown", "trust", "a", "b", "c", "base", "per_row", "per_context", "max_running", "failures",
-    "unreported", "requests", "rows", "context_tokens", "backlog_ms", "unseen_prefill_ms",
-    "queued_tokens", "free_blocks", "cached_blocks", "reused",
+    "unknown", "trust", "a", "b", "c", "base", "per_row", "per_context", "step_tokens",
+    "max_running", "failures", "unreported", "requests", "rows", "context_tokens", "backlog_ms",
+    "unseen_prefill_ms", "queued_tokens", "free_blocks", "cached_blocks", "reused",
 )  # fmt: skip
 """What a row of the table says of one replica; router/board.py fills it."""
 
@@ -259,7 +256,7 @@ def _occupancy(crowd_ms: float, cold_ms: np.ndarray) -> np.ndarray:
 
 def _mixing_ms(at: _Rows, new_tokens: np.ndarray) -> np.ndarray:
     """The running decodes share every step of the prefills ahead and of our own."""
-    steps = np.ceil((at.queued_tokens + new_tokens) / STEP_TOKENS)
+    steps = np.ceil((at.queued_tokens + new_tokens) / at.step_tokens)
     step_ms = np.maximum(0.0, at.per_row * at.rows + at.per_context * at.context_tokens)
     return np.where(at.rows > 0, steps * step_ms, 0.0)
 

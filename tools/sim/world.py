@@ -332,6 +332,7 @@ def _hello(block_tokens: int, settings: Settings) -> ReplicaHello:
         max_running=settings.device.max_running,
         device="cpu" if settings.device.name.startswith("cpu") else "cuda",
         version="sim",
+        max_step_tokens=settings.device.max_step_tokens,
     )
 
 

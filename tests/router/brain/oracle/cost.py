@@ -10,9 +10,6 @@ from events.load import DecodeFit, PrefillFit
 from router.member import Member, ReplicaState
 from router.reserve import Booked
 
-STEP_TOKENS = 512
-"""Prompt tokens that one mixed step takes: how often a prefill meets the running decodes."""
-
 OWN_DECODE_WEIGHT = 0.1
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
 HARM_WEIGHT = 0.05
@@ -139,7 +136,7 @@ def price(
     cold_ms, warm_ms = _prefill_ms(demand.prompt_tokens, cached_tokens, member.prefill)
     saved_ms = credit(member, now_s) * (cold_ms - warm_ms)
     prefill_ms = cold_ms - saved_ms
-    mixing_ms = _mixing_ms(demand.prompt_tokens - cached_tokens, at, member.decode)
+    mixing_ms = _mixing_ms(demand.prompt_tokens - cached_tokens, at, member)
     ttft_ms = at.queue_ms + prefill_ms + mixing_ms
     needed = _blocks(demand) - cached_tokens // demand.block_tokens
     decode_share_ms = mixing_ms + _own_decode_ms(demand, at, member.decode)
@@ -183,11 +180,12 @@ def _prefill_ms(prompt_tokens: int, cached_tokens: int, fit: PrefillFit) -> tupl
     return cold, min(cold, fit.predict_ms(cached_tokens, prompt_tokens - cached_tokens))
 
 
-def _mixing_ms(new_tokens: int, at: Standing, fit: DecodeFit) -> float:
+def _mixing_ms(new_tokens: int, at: Standing, member: Member) -> float:
     """The running decodes share every step of the prefills ahead and of our own."""
     if at.rows <= 0:
         return 0.0
-    steps = math.ceil((at.queued_prefill_tokens + new_tokens) / STEP_TOKENS)
+    fit = member.decode
+    steps = math.ceil((at.queued_prefill_tokens + new_tokens) / member.hello.max_step_tokens)
     return steps * max(0.0, fit.per_row * at.rows + fit.per_context * at.context_tokens)
 
 
