@@ -9,6 +9,8 @@ from router.policies.block_cost import BlockCost
 from router.policies.bounded_hash import BoundedHash
 from router.policies.least_load import LeastLoad
 from router.policies.longest_prefix import LongestPrefix
+from router.policies.power_of_two import PowerOfTwo
+from router.policies.preble import Preble
 from router.policies.random import Random
 from router.policies.round_robin import RoundRobin
 from router.policies.warmroute import Warmroute
@@ -21,10 +23,12 @@ POLICIES: dict[str, Callable[[], Policy]] = {
         RoundRobin,
         Random,
         LeastLoad,
+        PowerOfTwo,
         BoundedHash,
         LongestPrefix,
         BlockCost,
         Weighted,
+        Preble,
     )
 }
 

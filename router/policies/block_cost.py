@@ -1,4 +1,9 @@
-"""Blocks to prefill plus blocks in use, as Dynamo's KV router scores."""
+"""Blocks to prefill plus blocks in use, as Dynamo's KV router scores.
+
+Source: ai-dynamo/dynamo, `lib/kv-router/src/scheduling/selector/default.rs`, with the defaults of
+1.x: overlap credit 1, its decay off, prefill load scale 1, weight of active requests 0,
+temperature 0 (the least cost wins).
+"""
 
 from __future__ import annotations
 
@@ -26,6 +31,7 @@ class BlockCost(Stateless):
 
 
 def _cost(query: RouteQuery, candidate: Candidate) -> float:
+    """What the request itself adds to the active blocks is the same everywhere."""
     queued = candidate.queued_prefill_tokens / query.block_tokens
     incoming = query.prompt_tokens / query.block_tokens
     prefill = max(0.0, queued + incoming - OVERLAP_CREDIT * candidate.overlap_blocks)

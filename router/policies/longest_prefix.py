@@ -1,4 +1,10 @@
-"""Longest prefix with an imbalance gate, as SGLang's gateway does it."""
+"""Longest prefix with an imbalance gate, as SGLang's and vLLM's routers do it.
+
+Source: sgl-project/sglang `sgl-model-gateway` (wheel sglang_router 0.3.2) and vllm-project/router,
+policy `cache_aware`, with their defaults. Misses go by load, as since sglang PR 14532 (before: to
+the smallest tree, which drowned one worker). Both guess what is cached from their own decisions;
+here the rule gets the same index of real events as ours, which can only help it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +31,7 @@ class LongestPrefix(Stateless):
         if most - least > BALANCE_ABSOLUTE and most > BALANCE_RELATIVE * least:
             return Pick(least_loaded(candidates, rng), "out of balance")
         longest = max(candidate.overlap_blocks for candidate in candidates)
-        if longest <= MATCH_THRESHOLD * max(1, len(query.chain)):
+        if longest * query.block_tokens <= MATCH_THRESHOLD * query.prompt_tokens:
             return Pick(least_loaded(candidates, rng), "match too short")
         holders = [c for c in candidates if c.overlap_blocks == longest]
         return Pick(least_loaded(holders, rng), "longest prefix")

@@ -36,7 +36,10 @@ def test_R1_a_burst_at_idle_replicas_with_stalled_reports_is_spread(seed: int) -
     assert all(6 <= count <= 10 for count in counts.values())
 
 
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p not in ("random", "bounded_hash")])
+BY_CHANCE = {"random", "bounded_hash", "power_of_two"}
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - BY_CHANCE))
 def test_R1_holds_for_every_rule_that_looks_at_load(policy: str) -> None:
     world = World(4, policy=policy)
     counts = spread([world.decide(keys) for keys in distinct(32)])

@@ -40,5 +40,5 @@ def test_R2_conversation_trace(conversation: list[Call], tokens_per_s: float) ->
 @pytest.mark.traces
 def test_no_peer_rule_beats_the_mean_ttft_by_much(conversation: list[Call]) -> None:
     ours = replay("warmroute", conversation, 14_000.0)
-    for peer in ("bounded_hash", "longest_prefix", "block_cost", "weighted"):
+    for peer in ("bounded_hash", "longest_prefix", "block_cost", "weighted", "preble"):
         assert ours.mean_ttft_s() <= 1.1 * replay(peer, conversation, 14_000.0).mean_ttft_s()
