@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.progress import track
 
 from tools.errors import CommandError
-from tools.flags import factor, output_file, positive
+from tools.flags import factor, output_file, picture_file, positive
 from tools.sim.call import TraceError
 from tools.sim.faults import fault, speed
+from tools.sim.plot import draw, require_matplotlib
 from tools.sim.profiles import DEVICES
 from tools.sim.settings import Settings
 from tools.sim.simulate import EVERY, OURS, load_trace, simulate
@@ -58,8 +59,15 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-tokens", type=positive, default=1_048_576, help="of each replica's pool"
     )
     parser.add_argument("--slo-ttft-s", type=factor, default=SLO_TTFT_S, metavar="S")
+    parser.add_argument(
+        "--capacity-slo-s",
+        type=factor,
+        metavar="S",
+        help="also find the highest load at which p90 TTFT stays within this, by bisection",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
+    parser.add_argument("--plot", type=picture_file, metavar="FILE", help="draw them")
     _add_faults(parser.add_argument_group("what goes wrong"))
     return parser
 
@@ -103,16 +111,20 @@ def main(argv: Sequence[str]) -> int:
     """Simulate, print, write."""
     flags = _parser().parse_args(argv)
     settings = _settings(flags)
+    if flags.plot:
+        require_matplotlib()
     try:
         trace = load_trace(flags.trace)
     except TraceError as error:
         raise CommandError(str(error)) from error
     chosen = EVERY if flags.policy == ALL else (flags.policy,)
     policies = track(chosen, description="policies", transient=True)
-    result = simulate(trace, settings, policies, flags.slo_ttft_s)
+    result = simulate(trace, settings, policies, flags.slo_ttft_s, flags.capacity_slo_s)
     console = Console()
     console.print(title(result["settings"]), highlight=False)
     console.print(table(result))
     if flags.json:
         flags.json.write_text(json.dumps(result, indent=2) + "\n")
+    if flags.plot:
+        draw(result, flags.plot)
     return 0

@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from router.policies import POLICIES
 from tools.sim.call import Trace
+from tools.sim.capacity import capacity
 from tools.sim.generate import KINDS, generate
 from tools.sim.settings import CLAIRVOYANT, Settings
 from tools.sim.summary import summary
@@ -32,15 +35,33 @@ def figures(trace: Trace, settings: Settings, slo_ttft_s: float) -> dict[str, An
 
 
 def simulate(
-    trace: Trace, base: Settings, policies: Iterable[str], slo_ttft_s: float
+    trace: Trace,
+    base: Settings,
+    policies: Iterable[str],
+    slo_ttft_s: float,
+    capacity_slo_s: float | None = None,
 ) -> dict[str, Any]:
-    """`{"settings": ..., "policies": {name: figures}}`; `base` says all but the policy."""
-    return {
-        "settings": described(trace, base, slo_ttft_s),
-        "policies": {
-            name: figures(trace, replace(base, policy=name), slo_ttft_s) for name in policies
-        },
-    }
+    """`{"settings": ..., "policies": {name: figures}}`; `base` says all but the policy. With an
+    objective for the p90 TTFT each policy's capacity is measured too."""
+    measured = {}
+    for name in policies:
+        settings = replace(base, policy=name)
+        measured[name] = figures(trace, settings, slo_ttft_s)
+        if capacity_slo_s is not None:
+            measured[name] |= capacity_figures(trace, settings, capacity_slo_s)
+    said = described(trace, base, slo_ttft_s) | {"capacity_slo_s": capacity_slo_s}
+    return {"settings": said, "policies": measured}
+
+
+def capacity_figures(trace: Trace, settings: Settings, slo_s: float) -> dict[str, Any]:
+    """At which load the policy still keeps the p90 TTFT within the objective; what was tried."""
+
+    def p90_ttft_s(load: float) -> float:
+        times = [r.ttft_s for r in World(trace, replace(settings, load=load)).run().records]
+        return float(np.quantile(times, 0.9))
+
+    found = capacity(p90_ttft_s, slo_s)
+    return {"capacity_load": found.load, "capacity_curve": found.curve}
 
 
 def described(trace: Trace, settings: Settings, slo_ttft_s: float) -> dict[str, Any]:

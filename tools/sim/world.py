@@ -76,7 +76,7 @@ class _Seat:
 
 
 class World:
-    """One trace under one policy."""
+    """One trace under one policy. `brain` is the router's present life."""
 
     def __init__(self, trace: Trace, settings: Settings) -> None:
         self._trace = trace
@@ -110,13 +110,17 @@ class World:
             pass
         return self._report(len(self._trace.calls) / max(1e-9, self._trace.span_s * pace))
 
+    def replicas(self) -> list[SimReplica]:
+        """Those that live."""
+        return [seat.replica for seat in self._seats.values()]
+
     # The router
 
     def _start_router(self) -> None:
         policy = self._settings.policy
         config = RouterConfig(policy="least_load" if policy == CLAIRVOYANT else policy)
         self._fleet = Fleet(_expected(self._hello), self._agenda)
-        self._brain = RouterBrain(
+        self.brain = RouterBrain(
             self._fleet, config, self._agenda, random.Random(self._settings.seed)
         )
 
@@ -140,14 +144,14 @@ class World:
         self._place(_Open(call, record, request), 1)
 
     def _place(self, entry: _Open, attempt: int) -> None:
-        answer = self._brain.decide(self._query(entry, attempt))
+        answer = self.brain.decide(self._query(entry, attempt))
         if isinstance(answer, NoReplica):
             self._agenda.after(RETRY_S, lambda: self._place(entry, attempt))
             return
         entry.decision = answer
         entry.record.replica = answer.replica
         seat = self._seats[answer.replica]
-        request = _routed(entry.request, self._brain.router_boot, answer.dispatch_seq)
+        request = _routed(entry.request, self.brain.router_boot, answer.dispatch_seq)
         seat.open[request.child] = entry
         seat.replica.submit(request)
 
@@ -168,7 +172,7 @@ class World:
     def _foreseen(self, request: EngineRequest) -> str | None:
         if self._settings.policy != CLAIRVOYANT:
             return None
-        return most_able([seat.replica for seat in self._seats.values()], request, self._rng)
+        return most_able(self.replicas(), request, self._rng)
 
     def _on_output(self, replica: SimReplica, output: ChildOutput) -> None:
         seat = self._seats[replica.name]
@@ -181,7 +185,7 @@ class World:
             entry.first_s = now_s
             record.ttft_s = now_s - record.arrival_s
             record.cached_tokens = output.cached_tokens
-            self._brain.first_token(
+            self.brain.first_token(
                 entry.decision.decision_id, output.cached_tokens, call.prompt_tokens, ttft_ms
             )
         if output.finish is not None:
@@ -189,7 +193,7 @@ class World:
             record.e2e_s = now_s - record.arrival_s
             record.failed = output.error is not None
             self._left -= 1
-            self._brain.finish(entry.decision.decision_id, _outcome(record, ttft_ms))
+            self.brain.finish(entry.decision.decision_id, _outcome(record, ttft_ms))
 
     # Replicas
 
@@ -236,7 +240,7 @@ class World:
         """A request whose replica died is asked for elsewhere, from its start."""
         assert entry.decision is not None
         failed = Outcome("transport", True, 0, entry.call.prompt_tokens, 0)
-        self._brain.finish(entry.decision.decision_id, failed)
+        self.brain.finish(entry.decision.decision_id, failed)
         self._place(entry, 2)
 
     def _restart_router(self) -> None:
@@ -263,7 +267,7 @@ class World:
         return work_s / (settings.load * settings.replicas * max(1e-9, trace.span_s))
 
     def _report(self, rate_per_s: float) -> Run:
-        replicas = [*self._past, *(seat.replica for seat in self._seats.values())]
+        replicas = [*self._past, *self.replicas()]
         busy_s = dict.fromkeys((replica.name for replica in replicas), 0.0)
         for replica in replicas:
             busy_s[replica.name] += replica.busy_s

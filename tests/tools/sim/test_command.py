@@ -30,6 +30,16 @@ def test_figures_and_settings_are_written(tmp_path: Path, capsys: pytest.Capture
     assert result["settings"]["load"] is None
 
 
+def test_capacity_is_found_and_drawn(tmp_path: Path) -> None:
+    json_file, plot = tmp_path / "sim.json", tmp_path / "sim.png"
+    flags = ["--replicas", "1", "--capacity-slo-s", "0.2", "--json", str(json_file)]
+    assert main([SMALL, *flags, "--plot", str(plot)]) == 0
+    figures = json.loads(json_file.read_text())["policies"]["warmroute"]
+    curve = dict(map(tuple, figures["capacity_curve"]))
+    assert curve[figures["capacity_load"]] <= 0.2
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

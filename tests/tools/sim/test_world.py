@@ -8,10 +8,12 @@ import random
 import numpy as np
 import pytest
 
+from replica.sched.invariants import check_scheduler
 from router.policies import POLICIES
 from tools.sim.call import Call, Trace
 from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES
+from tools.sim.replica import SimReplica
 from tools.sim.settings import CLAIRVOYANT, Settings
 from tools.sim.summary import summary
 from tools.sim.wire import BusFaults
@@ -112,6 +114,36 @@ def test_whatever_breaks_every_request_is_answered(changes: dict[str, object]) -
     run = World(of, settings(**changes)).run()
     assert len(run.records) == len(of.calls)
     assert all(r.e2e_s > 0 and not r.failed for r in run.records)
+
+
+def test_everything_reserved_is_given_back() -> None:
+    world = World(trace(), settings(faults=(Fault(5.0, "restart", "r0"), Fault(9.0, "router"))))
+    world.run()
+    assert len(world.brain.ledger) == 0
+    for replica in world.replicas():
+        assert len(list(replica.scheduler.table)) == 0
+        check_scheduler(replica.scheduler)
+
+
+@pytest.mark.parametrize("load", [0.6, 2.0])
+def test_the_schedulers_promises_hold_after_every_step(load: float) -> None:
+    world, checked = World(trace(), settings(load=load)), 0
+
+    def watch(replica: SimReplica) -> None:
+        publish = replica.on_change
+
+        def check(changed: SimReplica) -> None:
+            nonlocal checked
+            checked += 1
+            check_scheduler(changed.scheduler)
+            publish(changed)
+
+        replica.on_change = check
+
+    for replica in world.replicas():
+        watch(replica)
+    world.run()
+    assert checked > 2 * len(trace().calls)
 
 
 def test_losses_are_repaired() -> None:

@@ -1,0 +1,73 @@
+"""A simulation's figures drawn: TTFT, capacity, and what each replica had to do. Lazy matplotlib:
+`pip install 'warmroute[bench]'`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tools.errors import CommandError
+from tools.sim.settings import CLAIRVOYANT
+from tools.sim.table import title
+
+DPI = 120
+
+
+def require_matplotlib() -> None:
+    """Before anything is simulated. Raises CommandError."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise CommandError("plots need matplotlib: pip install 'warmroute[bench]'") from None
+
+
+def draw(result: dict[str, Any], file: Path) -> None:
+    """TTFT distributions, the capacity curve where it was measured, a heat map of the replicas."""
+    from matplotlib.figure import Figure
+
+    policies = result["policies"]
+    measured = any("capacity_curve" in figures for figures in policies.values())
+    figure = Figure(figsize=(6.5 * (2 + measured), 5), layout="constrained")
+    figure.suptitle(title(result["settings"]), fontsize="small")
+    panels = figure.subplots(1, 2 + measured)
+    _distributions(panels[0], policies)
+    if measured:
+        _curves(panels[1], policies, result["settings"]["capacity_slo_s"])
+    _heat(figure, panels[-1], policies)
+    figure.savefig(file, dpi=DPI)
+
+
+def _style(name: str) -> dict[str, Any]:
+    """Ours stands out; the bound is no competitor."""
+    if name == CLAIRVOYANT:
+        return {"label": f"({name})", "color": "black", "linestyle": ":"}
+    return {"label": name, "linewidth": 2.5 if name == "warmroute" else 1.0}
+
+
+def _distributions(axes: Any, policies: dict[str, Any]) -> None:
+    shares = [percent / 100 for percent in range(101)]
+    for name, figures in policies.items():
+        axes.plot(figures["ttft_percentiles_s"], shares, **_style(name))
+    axes.set(xscale="log", xlabel="TTFT, s", ylabel="share of the requests", title="TTFT")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _curves(axes: Any, policies: dict[str, Any], slo_s: float) -> None:
+    for name, figures in policies.items():
+        loads, times = zip(*figures["capacity_curve"], strict=True)
+        axes.plot(loads, times, marker=".", **_style(name))
+    axes.axhline(slo_s, color="gray", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="load", ylabel="TTFT p90, s", title="Capacity")
+    axes.grid(alpha=0.3)
+
+
+def _heat(figure: Any, axes: Any, policies: dict[str, Any]) -> None:
+    replicas = list(next(iter(policies.values()))["replicas"])
+    rows = [[f["replicas"][name]["busy_share"] for name in replicas] for f in policies.values()]
+    image = axes.imshow(rows, aspect="auto", cmap="viridis", vmin=0)
+    axes.set_yticks(range(len(policies)), list(policies))
+    if len(replicas) <= 16:
+        axes.set_xticks(range(len(replicas)), replicas)
+    axes.set(title="share of the time that each replica was busy")
+    figure.colorbar(image, ax=axes)
