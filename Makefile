@@ -9,7 +9,7 @@ VENV := .venv
 PIP_FLAGS := -q --disable-pip-version-check -c constraints.txt
 PIP_FLAGS += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: setup up test slow lint clean
+.PHONY: setup up test slow lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -37,6 +37,12 @@ slow: setup
 
 lint: setup
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+
+# Flags for the book of simulations, e.g. make bench BENCH_ARGS="siblings slow"
+BENCH_ARGS ?=
+
+bench: setup
+	@$(VENV)/bin/warmroute bench book $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -98,6 +98,16 @@ _ALL = (
         kv_bytes_per_token=131_072,
     ),
     roofline(
+        "h100-32b-tp2",
+        "Qwen3 32B in bf16 over two H100 SXM (data sheet), 90 % of them after communication",
+        tflops=2 * 989 * 0.9,
+        gbytes_per_s=2 * 3_350 * 0.9,
+        parameters=32.8e9,
+        layers=64,
+        heads_dim=8_192,
+        kv_bytes_per_token=262_144,
+    ),
+    roofline(
         "h100-70b-tp4",
         "Llama 3.1 70B in bf16 over four H100 SXM (data sheet), 85 % of them after communication",
         tflops=4 * 989 * 0.85,

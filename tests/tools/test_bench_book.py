@@ -1,0 +1,64 @@
+"""The book: its first paragraph tells where a peer wins, and it names no path of a machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.bench.book.command import main
+from tools.bench.book.scenarios import ALL, Scenario
+from tools.bench.book.text import book, wins
+from tools.errors import CommandError
+from tools.sim.generate import KINDS, generate
+from tools.sim.settings import Settings
+from tools.sim.simulate import simulate
+from tools.sim.table import COLUMNS
+
+SCENARIO = Scenario("x", "A scenario", "groups:groups=4,system=600,rates=4,stage_s=3,output=20")
+
+
+def result(**policies: dict[str, float]) -> dict[str, object]:
+    simulated = simulate(
+        generate(SCENARIO.trace), Settings(policy="warmroute", replicas=2), [], 2.0
+    )
+    plain = dict.fromkeys(COLUMNS, 1.0)
+    return {**simulated, "policies": {name: plain | f for name, f in policies.items()}}
+
+
+def test_a_peer_that_wins_is_told_first_by_how_much() -> None:
+    of = result(
+        warmroute={"ttft_p90_s": 2.0},
+        weighted={"ttft_p90_s": 1.0, "cached_token_ratio": 1.001},
+        preble={"ttft_p90_s": 1.5, "ttft_mean_s": 3.0},
+        clairvoyant={"ttft_p90_s": 0.1, "ttft_mean_s": 0.1},
+    )
+    assert [str(win) for win in wins(of)] == ["weighted in TTFT p90 (1 against 2, 50.0%)"]
+    first, told, *_ = book([(SCENARIO, of)], "v.").split("\n\n")
+    assert first.startswith("# ")
+    assert "lowest mean TTFT in 1 of 1" in told
+    assert "A scenario: weighted in TTFT p90" in told
+
+
+def test_without_a_winning_peer_that_is_what_it_says() -> None:
+    text = book([(SCENARIO, result(warmroute={}, random={}))], "v.")
+    assert "No peer wins" in text
+    assert "| random |" in text
+
+
+def test_real_figures_fit_the_book() -> None:
+    settings = Settings(policy="warmroute", replicas=2)
+    of = simulate(generate(SCENARIO.trace), settings, ["warmroute", "random"], 2.0)
+    assert SCENARIO.trace in book([(SCENARIO, of)], "v.")
+
+
+def test_scenarios_have_names_of_their_own_and_traces_that_can_be_made() -> None:
+    assert len({scenario.name for scenario in ALL}) == len(ALL)
+    for scenario in ALL:
+        if scenario.trace.partition(":")[0] in KINDS:
+            generate(scenario.trace)
+        else:
+            assert "/" not in scenario.trace
+
+
+def test_an_unknown_scenario_is_refused() -> None:
+    with pytest.raises(CommandError, match="unknown scenario 'noon'"):
+        main(["noon"])

@@ -1,0 +1,1 @@
+"""The book of standard simulations: every policy on the same traces, from its own figures."""

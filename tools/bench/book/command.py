@@ -1,0 +1,119 @@
+"""`warmroute bench book`: simulates the standard scenarios and writes tools/bench/RESULTS.md."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from tools.bench.book.scenarios import ALL, Scenario
+from tools.bench.book.text import book
+from tools.errors import CommandError
+from tools.flags import positive
+from tools.sim.call import TraceError
+from tools.sim.settings import Settings
+from tools.sim.simulate import EVERY, OURS, load_trace, simulate
+
+RESULTS = Path(__file__).parents[1] / "RESULTS.md"
+OUT = Path("bench-out")
+BASE = Settings(policy=OURS)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="warmroute bench book", description=__doc__)
+    known = [scenario.name for scenario in ALL]
+    parser.add_argument(
+        "scenarios",
+        nargs="*",
+        metavar="SCENARIO",
+        help=f"simulate these anew, the others as they were written last: {', '.join(known)}",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=EVERY,
+        action="append",
+        help="only these anew, beside what the files say of others under the same settings",
+    )
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), metavar="FOLDER")
+    parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N")
+    return parser
+
+
+def _one(scenario: Scenario, policy: str, data: Path) -> dict[str, Any]:
+    """One policy in one scenario, in a process of its own."""
+    file = data / scenario.trace
+    trace = load_trace(str(file) if file.exists() else scenario.trace)
+    settings = replace(BASE, **scenario.changes)
+    return simulate(trace, settings, [policy], scenario.slo_ttft_s, scenario.capacity_slo_s)
+
+
+def _run(scenarios: Sequence[Scenario], policies: Sequence[str], data: Path, jobs: int) -> None:
+    """Each scenario's figures go to a file as soon as all its policies are done."""
+    with (
+        ProcessPoolExecutor(jobs, get_context("spawn"), gc.disable) as pool,
+        Progress(transient=True) as progress,
+    ):
+        task = progress.add_task("policies", total=len(scenarios) * len(policies))
+        futures = [[pool.submit(_one, s, name, data) for name in policies] for s in scenarios]
+        for scenario, waiting in zip(scenarios, futures, strict=True):
+            parts = []
+            for future in waiting:
+                parts.append(future.result())
+                progress.advance(task)
+            _file(scenario).write_text(json.dumps(_merged(scenario, parts), indent=2) + "\n")
+
+
+def _merged(scenario: Scenario, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The new figures, and those of other policies that were made with the same settings."""
+    settings, figures = parts[0]["settings"], {}
+    if _file(scenario).exists():
+        former = json.loads(_file(scenario).read_text())
+        figures = former["policies"] if former["settings"] == settings else {}
+    for part in parts:
+        figures |= part["policies"]
+    return {
+        "settings": settings,
+        "policies": {name: figures[name] for name in EVERY if name in figures},
+    }
+
+
+def _file(scenario: Scenario) -> Path:
+    return OUT / f"{scenario.name}.json"
+
+
+def _versions() -> str:
+    """Of what the figures depend on."""
+    return (
+        f"warmroute {version('warmroute')}, Python {platform.python_version()}, "
+        f"numpy {version('numpy')}."
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Simulate, write the figures, write the book. Raises CommandError."""
+    flags = _parser().parse_args(argv)
+    known = {scenario.name: scenario for scenario in ALL}
+    if unknown := [name for name in flags.scenarios if name not in known]:
+        raise CommandError(f"unknown scenario '{unknown[0]}'; known: {', '.join(known)}")
+    OUT.mkdir(exist_ok=True)
+    try:
+        chosen = [known[name] for name in flags.scenarios or known]
+        _run(chosen, flags.policy or EVERY, flags.data, flags.jobs)
+    except TraceError as error:
+        raise CommandError(f"{error} (--data names the folder of the traces)") from error
+    if missing := [scenario.name for scenario in ALL if not _file(scenario).exists()]:
+        raise CommandError(f"the book still lacks: {', '.join(missing)}")
+    results = [(scenario, json.loads(_file(scenario).read_text())) for scenario in ALL]
+    RESULTS.write_text(book(results, _versions()))
+    return 0

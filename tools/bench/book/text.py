@@ -1,0 +1,107 @@
+"""The book as Markdown, from the figures alone. The first paragraph says where a peer wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tools.bench.book.scenarios import Scenario
+from tools.sim.settings import CLAIRVOYANT
+from tools.sim.simulate import OURS
+from tools.sim.table import cells, columns, title
+
+Result = dict[str, Any]
+
+LOWER = {"ttft_mean_s": "mean TTFT", "ttft_p90_s": "TTFT p90"}
+HIGHER = {"cached_token_ratio": "cached-token ratio", "capacity_load": "capacity"}
+EQUAL = 0.005
+"""A smaller difference is none."""
+
+ABOUT = (
+    "Written by `make bench` (`warmroute bench book`) from the figures in `bench-out/`, never by "
+    "hand. {versions} Each replica is the real scheduler and cache over a device that only takes "
+    "time, each choice is the router's own code (`tools/sim`). Times in s, gaps between tokens "
+    "(ITL) in ms, load as the largest over the mean, capacity as a multiple of what the replicas "
+    "could serve without any cache; `(clairvoyant)` sees true caches and queues and is no "
+    "competitor. Peers' rules get our index of real events, which can only help them; each file "
+    "in `router/policies/` names its source."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Win:
+    """A peer is better in one figure, by a share of ours."""
+
+    peer: str
+    figure: str
+    theirs: float
+    ours: float
+
+    @property
+    def share(self) -> float:
+        """1 where ours is nothing."""
+        return abs(self.theirs - self.ours) / self.ours if self.ours else 1.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.peer} in {self.figure} ({self.theirs:.3g} against {self.ours:.3g}, "
+            f"{self.share:.1%})"
+        )
+
+
+def wins(result: Result) -> list[Win]:
+    """The best peer of each figure in which ours is not the best."""
+    policies = result["policies"]
+    ours = policies[OURS]
+    peers = {name: f for name, f in policies.items() if name not in (OURS, CLAIRVOYANT)}
+    found = []
+    for key, figure in (LOWER | HIGHER).items():
+        if key not in ours:
+            continue
+        pick = min if key in LOWER else max
+        best = pick(peers, key=lambda name: peers[name][key])
+        win = Win(best, figure, peers[best][key], ours[key])
+        better = win.theirs < win.ours if key in LOWER else win.theirs > win.ours
+        if better and win.share > EQUAL:
+            found.append(win)
+    return found
+
+
+def book(results: Sequence[tuple[Scenario, Result]], versions: str) -> str:
+    """All of it."""
+    parts = [
+        "# Policies side by side, simulated",
+        _verdict(results),
+        ABOUT.format(versions=versions),
+        *(_section(scenario, result) for scenario, result in results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _verdict(results: Sequence[tuple[Scenario, Result]]) -> str:
+    found = [(scenario, wins(result)) for scenario, result in results]
+    best = sum(not any(win.figure == LOWER["ttft_mean_s"] for win in won) for _, won in found)
+    lost = [
+        f"{scenario.title}: " + ", ".join(map(str, won)) + "." for scenario, won in found if won
+    ]
+    first = f"Ours has the lowest mean TTFT in {best} of {len(found)} scenarios."
+    if not lost:
+        return f"{first} No peer wins in any figure compared."
+    return " ".join((first, "Where a peer wins, the best of them each time:", *lost))
+
+
+def _section(scenario: Scenario, result: Result) -> str:
+    of, policies = result["settings"], result["policies"]
+    shown = columns(policies)
+    head = ["policy", *(heading for heading, _ in shown.values())]
+    rows = [head, ["---", *["---:"] * len(shown)]]
+    rows += [cells(name, figures, shown) for name, figures in policies.items()]
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n\n".join(filter(None, (f"## {scenario.title}", _setting(of), scenario.note, lines)))
+
+
+def _setting(of: dict[str, Any]) -> str:
+    """What can't be seen in the heading."""
+    words = [title(of), f"{of['kv_tokens']:,} KV tokens each", f"seed {of['seed']}"]
+    return f"`{'; '.join(words)}`"
