@@ -75,6 +75,7 @@ from router.use import SharedUse
 RENDER_THREADS = 2
 CLOSE_S = 2.0
 WARM_S = 1.0
+SETTLED_S = 0.1
 WARM_POLL_S = 0.01
 
 
@@ -154,9 +155,17 @@ class Gateway:
         await asyncio.gather(*waiting, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WARM_S):
-                while not self.services.fleet.warm:  # noqa: ASYNC110 (links, feed and index)
-                    await asyncio.sleep(WARM_POLL_S)
+                await self._settled()
         return self.services.reachable > 0
+
+    async def _settled(self) -> None:
+        """Until all who came are known whole, and for a moment nobody new has come."""
+        fleet, clock = self.services.fleet, asyncio.get_running_loop().time
+        roster, since_s = fleet.roster_version, clock()
+        while not fleet.warm or clock() - since_s < SETTLED_S:
+            await asyncio.sleep(WARM_POLL_S)
+            if roster != fleet.roster_version:
+                roster, since_s = fleet.roster_version, clock()
 
     async def drain(self) -> None:
         """Say not-ready, then let what is inside finish, within the configured time."""
