@@ -23,7 +23,8 @@ from router.member import Member, Proof, ReplicaState, ReplicaView
 from router.trust import Prediction
 
 MAX_REPLICAS = 4_096
-NO_EVENTS_AFTER_S = 10.0
+NO_EVENTS_AFTER_S = 9.0
+"""Named within ten seconds, whenever the check comes."""
 STALE_DIGEST_AFTER_S = 5.0
 CHECK_EVERY_S = 0.5
 PROOF_AFTER_S = 1.5

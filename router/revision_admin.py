@@ -47,6 +47,8 @@ class RevisionAdmin:
         """{"revision", "weight", "mirror"}: what is not given stays; ends a revert."""
         asked = await read_change(self._of.gate, request, _SHARE)
         name, revisions = asked["revision"], self._of.revisions
+        if not revisions.others:
+            raise faults.invalid_value("revision", "the cluster file names no other revision")
         if name not in revisions.others:
             raise faults.not_one_of("revision", tuple(revisions.others))
         known = revisions.others[name].share

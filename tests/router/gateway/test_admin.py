@@ -94,6 +94,7 @@ async def test_S3_without_anonymous_access_looking_needs_the_admin_key(
         ("PUT", "/router/shadow", {}),
         ("PUT", "/router/shadow", {"policy": ""}),
         ("PUT", "/router/shadow", {"policy": "nope"}),
+        ("PUT", "/router/revisions", {"revision": "next"}),
         ("PUT", "/router/tenants/carol", {"key": "x"}),
         ("PUT", "/router/tenants/carol", {"key": "sk-carol-0123", "scope": "all"}),
         ("PUT", "/router/tenants/carol", {"weight": 2}),

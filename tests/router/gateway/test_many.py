@@ -13,7 +13,7 @@ from configs.model.card import ModelCard
 from configs.schema import TenantConfig
 from router.services import Services
 from tests.fakes.replica import stall
-from tests.router.gateway.house import COMPLETION
+from tests.router.gateway.house import CHAT, COMPLETION
 from tests.router.gateway.kit import until
 from tests.router.gateway.street import Street
 
@@ -28,12 +28,17 @@ async def street(tiny_card: ModelCard, tmp_path: Path) -> AsyncIterator[Street]:
 def post(
     http: aiohttp.ClientSession, street: Street, router: int, number: int
 ) -> asyncio.Task[int]:
-    """A prompt of its own to that router; gives the status."""
+    """A prompt of its own to that router, on one of both endpoints, streamed or not; gives the
+    status."""
+    text, stream = f"{number} is the number of this prompt " * 9, number % 8 >= 4
+    path, body = [
+        ("/v1/completions", {**COMPLETION, "prompt": text}),
+        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": text}]}),
+    ][number // 2 % 2]
 
     async def ask() -> int:
-        body = {**COMPLETION, "prompt": f"{number} is the number of this prompt " * 9}
-        url = f"{street.gateways[router].url}/v1/completions"
-        async with http.post(url, json=body) as response:
+        url = f"{street.gateways[router].url}{path}"
+        async with http.post(url, json={**body, "stream": stream}) as response:
             await response.read()
             return response.status
 
