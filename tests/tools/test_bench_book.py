@@ -32,22 +32,27 @@ def test_a_peer_that_wins_is_told_first_by_how_much() -> None:
         clairvoyant={"ttft_p90_s": 0.1, "ttft_mean_s": 0.1},
     )
     assert [str(win) for win in wins(of)] == ["weighted in TTFT p90 (1 against 2, 50.0%)"]
-    first, told, *_ = book([(SCENARIO, of)], "v.").split("\n\n")
+    first, told, *_ = book([(SCENARIO, of)], [], "v.").split("\n\n")
     assert first.startswith("# ")
     assert "lowest mean TTFT in 1 of 1" in told
     assert "A scenario: weighted in TTFT p90" in told
 
 
 def test_without_a_winning_peer_that_is_what_it_says() -> None:
-    text = book([(SCENARIO, result(warmroute={}, random={}))], "v.")
+    text = book([(SCENARIO, result(warmroute={}, random={}))], [], "v.")
     assert "No peer wins" in text
     assert "| random |" in text
+    assert "Not simulated yet" not in text
+
+
+def test_what_was_not_simulated_is_said() -> None:
+    assert "Not simulated yet: That one." in book([], ["That one"], "v.")
 
 
 def test_real_figures_fit_the_book() -> None:
     settings = Settings(policy="warmroute", replicas=2)
     of = simulate(generate(SCENARIO.trace), settings, ["warmroute", "random"], 2.0)
-    assert SCENARIO.trace in book([(SCENARIO, of)], "v.")
+    assert SCENARIO.trace in book([(SCENARIO, of)], [], "v.")
 
 
 def test_scenarios_have_names_of_their_own_and_traces_that_can_be_made() -> None:

@@ -10,7 +10,7 @@ from tools.sim.profiles import DEVICES
 
 CONVERSATION = "mooncake_conversation_2000.jsonl"
 SYNTHETIC = "mooncake_synthetic_full_min.jsonl"
-AGENTS = "agents:kinds=16,rates=3,stage_s=30,turns=5,think_s=6"
+AGENTS = "agents:kinds=16,rates=3,stage_s=60,turns=5,think_s=6"
 LADDER = "groups:rates=4/8/12,stage_s=15,arrival=constant"
 KV_TOKENS = 1_048_576
 SMALL_KV_TOKENS = 131_072
@@ -76,13 +76,13 @@ ALL = (
     _agents("silent", "The same agents, one replica publishes no digests", muted=("r0",)),
     _agents(
         "router-restart",
-        "The same agents, the router restarts after 20 s",
-        faults=(Fault(20.0, "router"),),
+        "The same agents, the router restarts after 10 s",
+        faults=(Fault(10.0, "router"),),
     ),
     Scenario(
         "capacity",
         "Agents: the highest load at which p90 TTFT stays within 1 s",
-        AGENTS.replace("stage_s=30", "stage_s=15"),
+        AGENTS.replace("stage_s=60", "stage_s=15"),
         {"load": 0.75, "kv_tokens": SMALL_KV_TOKENS},
         capacity_slo_s=1.0,
     ),

@@ -68,12 +68,13 @@ def wins(result: Result) -> list[Win]:
     return found
 
 
-def book(results: Sequence[tuple[Scenario, Result]], versions: str) -> str:
-    """All of it."""
+def book(results: Sequence[tuple[Scenario, Result]], lacking: Sequence[str], versions: str) -> str:
+    """All of it; `lacking` are the titles of what was not simulated."""
     parts = [
         "# Policies side by side, simulated",
         _verdict(results),
         ABOUT.format(versions=versions),
+        *([f"Not simulated yet: {'; '.join(lacking)}."] if lacking else []),
         *(_section(scenario, result) for scenario, result in results),
     ]
     return "\n\n".join(parts) + "\n"
