@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from events.numbers import Amount, Count
+
 OWN_ENGINE = "warmroute"
 
 
@@ -42,12 +44,12 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str
     digest: DigestShape
     link_url: str
-    context_tokens: int
-    total_blocks: int
-    max_running: int
+    context_tokens: Count
+    total_blocks: Count
+    max_running: Count
     device: str
     version: str
-    max_step_tokens: int = 512
+    max_step_tokens: Count = 512
     engine: str = OWN_ENGINE
     digests: bool = True
 
@@ -87,25 +89,25 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     after subtracting what the cache holds.
     """
 
-    digest_generation: int
-    digest_seq: int
-    waiting: int
-    running: int
-    queued_prefill_tokens: int
-    running_context_tokens: int
-    free_blocks: int
-    cached_blocks: int
-    total_blocks: int
-    step_ms: float
+    digest_generation: Count
+    digest_seq: Count
+    waiting: Count
+    running: Count
+    queued_prefill_tokens: Count
+    running_context_tokens: Count
+    free_blocks: Count
+    cached_blocks: Count
+    total_blocks: Count
+    step_ms: Amount
     prefill: PrefillFit
     decode: DecodeFit
     seen: dict[str, int]
     draining: bool
-    engine_steps: int
-    digest_false_positive_rate: float
-    prompt_tokens_total: int
-    cached_tokens_total: int
-    preemptions_total: int
+    engine_steps: Count
+    digest_false_positive_rate: Amount
+    prompt_tokens_total: Count
+    cached_tokens_total: Count
+    preemptions_total: Count
 
 
 class ReplicaBye(msgspec.Struct, frozen=True, kw_only=True):

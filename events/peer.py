@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from events.numbers import Amount, Count
+
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
     """One dispatch that the sender knows of no load report to include.
@@ -17,13 +19,13 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     (keyed) block key at some depths of the prompt: enough to follow it with a sibling.
     """
 
-    seq: int
+    seq: Count
     replica: str
-    replica_boot: int
-    prefill_tokens: int
-    prefill_ms: float
-    context_tokens: int
-    blocks: int
+    replica_boot: Count
+    prefill_tokens: Count
+    prefill_ms: Amount
+    context_tokens: Count
+    blocks: Count
     prefilling: bool = True
     marks: bytes = b""
 

@@ -84,6 +84,7 @@ async def test_a_digest_that_passes_its_bound_grows_and_its_column_moves(wire: W
     assert wire.measured() <= 5 * FALSE_POSITIVE_BOUND
     await wire.tell(CacheOp.REMOVED, LONG)
     assert (wire.depth(SHORT), wire.depth(LONG)) == (len(SHORT), 0)
+    wire.fleet.false_hits.forget("r0")  # what the fuller digest claimed fades only slowly
     assert wire.measured() == 0.0
     assert list(wire.fleet.alarms) == []
 
