@@ -10,9 +10,16 @@ from pathlib import Path
 PORT_MAX = 65_535
 
 
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes a whole number, not '{text}'") from None
+
+
 def positive(text: str) -> int:
     """An integer from 1 on."""
-    number = int(text)
+    number = _integer(text)
     if number < 1:
         raise argparse.ArgumentTypeError("takes 1 or more")
     return number
@@ -20,7 +27,10 @@ def positive(text: str) -> int:
 
 def factor(text: str) -> float:
     """A number above zero."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError("takes a number above 0")
     return number
@@ -28,7 +38,7 @@ def factor(text: str) -> float:
 
 def natural(text: str) -> int:
     """An integer from 0 on."""
-    number = int(text)
+    number = _integer(text)
     if number < 0:
         raise argparse.ArgumentTypeError("takes 0 or more")
     return number
@@ -36,7 +46,7 @@ def natural(text: str) -> int:
 
 def port(text: str) -> int:
     """A TCP port; 0 means any free one."""
-    number = int(text)
+    number = _integer(text)
     if not 0 <= number <= PORT_MAX:
         raise argparse.ArgumentTypeError(f"takes 0 to {PORT_MAX}")
     return number

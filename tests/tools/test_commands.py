@@ -21,6 +21,8 @@ from tools.up.command import READY, few_blocks, options_of
         ("up --port 80000", "takes 0 to 65535"),
         ("up --port -1", "takes 0 to 65535"),
         ("up --kv-blocks 0", "takes 1 or more"),
+        ("up --replicas x", "takes a whole number, not 'x'"),
+        ("bench demo --load x", "takes a number above 0"),
         ("up --threads 0", "takes 1 or more"),
         ("up --policy nope", "round_robin"),
         ("warm {tmp}/p.jsonl --replicas 0", "takes 1 or more"),
@@ -51,6 +53,8 @@ def test_a_wrong_flag_is_refused_before_anything_starts(
     [
         ("up --replicas 65", "1 to 64"),
         ("up --cluster a.b", "--cluster: an id needs"),
+        ("up --bridge", "--bridge needs a --backend"),
+        ("sim {tmp}/missing.jsonl", "missing.jsonl: No such file"),
         ("up --model {tmp}/missing.gguf", "no model at"),
         ("warm {tmp}/p.jsonl --state {tmp}/none", "no cluster in"),
         ("explain --prompt x --state {tmp}/none", "no cluster in"),

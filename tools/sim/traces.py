@@ -36,7 +36,7 @@ def read_trace(path: Path) -> Trace:
         with path.open(encoding="utf-8") as file:
             calls, block_tokens = _read(path, file)
     except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: {error}") from error
+        raise TraceError(f"{path}: {getattr(error, 'strerror', error)}") from error
     if not calls:
         raise TraceError(f"{path}: no request in it has a prompt")
     calls.sort(key=lambda call: call.arrival_s)

@@ -58,13 +58,14 @@ class Child:
             if word == "READY":
                 return url
         await self._process.wait()
-        raise CommandError(f"{self.name} did not start: {self._last_words()} (log: {self._log})")
+        raise CommandError(f"{self.name} did not start: {self.last_words()}")
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The last line of its log, and where that lies."""
         with self._log.open("rb") as log:
             log.seek(max(0, self._log.stat().st_size - 4096))
             lines = log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return f"{lines[-1] if lines else 'it said nothing'} (log: {self._log})"
 
     async def wait(self) -> int:
         """The exit status, once it has ended."""

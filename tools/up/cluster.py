@@ -309,9 +309,9 @@ class LocalCluster:
         while True:
             status = await child.wait()
             if not budget.take():
-                self._fail(f"{child.name} ended again and again (status {status})")
+                self._fail(f"{child.name} ended again and again: {_reason(child, status)}")
                 return
-            self._say(f"{child.name} ended with status {status}: starting it again")
+            self._say(f"{child.name} ended ({_reason(child, status)}): starting it again")
             try:
                 await child.start(READY_S)
             except CommandError as error:
@@ -354,6 +354,11 @@ class LocalCluster:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _reason(child: Child, status: int) -> str:
+    """Why it ended: whoever gives up by itself has said so last."""
+    return f"signal {-status}" if status < 0 else f"status {status}: {child.last_words()}"
 
 
 async def _together(starting: Sequence[Coroutine[None, None, T]]) -> list[T]:

@@ -90,6 +90,8 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         raise CommandError(f"--replicas takes 1 to {REPLICAS_MAX}")
     if not flags.replicas and not flags.backend:
         raise CommandError("--replicas 0 needs a --backend")
+    if flags.bridge and not flags.backend:
+        raise CommandError("--bridge needs a --backend")
     for url in flags.backend:
         try:
             base_url(url)
