@@ -27,7 +27,9 @@ def run(folder: Path, *flags: str) -> str:
     (folder / "test_marked.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *flags]
     markers = "--override-ini=markers=slow\nbrowser\ntraces\ngpu"
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "PATH": str(folder)}
+    # The plugins that other tests need take longer to load than these take.
+    plain = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environ = os.environ | plain | {"PYTHONPATH": str(ROOT), "PATH": str(folder)}
     found = subprocess.run(
         [*command, markers], cwd=folder, env=environ, capture_output=True, text=True, check=True
     )

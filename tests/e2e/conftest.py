@@ -29,7 +29,8 @@ def up(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[U
         "float32",
     )
     try:
-        yield cluster.wait_ready()
+        cluster.wait_ready().look()
+        yield cluster
     finally:
         cluster.close()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,31 +30,27 @@ def chat(client: OpenAI, **more):
     )
 
 
-def test_ctrl_c_ends_every_child(tmp_path: Path, tiny_model: Path) -> None:
-    up = start(tmp_path, tiny_model)
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Up]:
+    """One replica behind two routers, with a model file of its own; tests leave it well."""
+    folder = tmp_path_factory.mktemp("small")
+    shutil.copy(tiny_model, folder / "model.gguf")
+    up = start(folder / "state", folder / "model.gguf", "--routers", "2")
     try:
-        up.wait_ready()
-        children = up.children()
-        assert len(children) >= 3
-        assert up.interrupt() == 0
-        wait_until(lambda: not any(map(alive, children)), what="children end")
+        yield up.wait_ready()
     finally:
         up.close()
 
 
-def test_R17_up_says_ready_only_when_every_replica_can_be_sent_to(
+def test_R17_up_says_ready_only_when_every_replica_can_be_sent_to(up: Up) -> None:
+    replicas = up.seen_first["/router/replicas"]["replicas"]
+    assert [of["replica"] for of in replicas if of["linked"]] == ["r0", "r1"]
+    assert up.seen_first["/ready"]["status"] == "ready"
+
+
+def test_a_start_after_kill_9_works_and_ctrl_c_ends_every_child(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    up = Up(tmp_path, "--port", "0", "--model", str(tiny_model), "--dtype", "float32")
-    try:
-        replicas = up.wait_ready().get_json("/router/replicas")["replicas"]
-        assert [of["replica"] for of in replicas if of["linked"]] == ["r0", "r1"]
-        assert up.call("GET", "/ready")[0] == 200
-    finally:
-        up.close()
-
-
-def test_a_start_after_kill_9_works(tmp_path: Path, tiny_model: Path) -> None:
     first = start(tmp_path, tiny_model)
     try:
         first.wait_ready()
@@ -66,6 +64,10 @@ def test_a_start_after_kill_9_works(tmp_path: Path, tiny_model: Path) -> None:
             assert second.key == first.key
             with OpenAI(base_url=f"{second.url}/v1", api_key=second.key) as client:
                 assert chat(client).choices
+            children = second.children()
+            assert len(children) >= 3
+            assert second.interrupt() == 0
+            wait_until(lambda: not any(map(alive, children)), what="children end")
         finally:
             second.close()
     finally:
@@ -106,60 +108,44 @@ def replica_process(up: Up, name: str) -> int:
 
 
 def test_a_router_that_dies_is_stood_in_for_and_comes_back_where_clients_know_it(
-    tmp_path: Path, tiny_model: Path
+    small: Up,
 ) -> None:
-    up = start(tmp_path, tiny_model, "--routers", "2")
-    try:
-        up.wait_ready()
-        (second,) = re.findall(r"router-1 (http\S+)", up.output)
-        router = router_process(up, "router-0")
-        os.kill(router, signal.SIGKILL)
-        with OpenAI(base_url=f"{second}/v1", api_key=up.key, max_retries=0) as client:
-            assert chat(client).choices
-        wait_until(lambda: "router-0 is back" in up.output, what="the router is back")
-        with OpenAI(base_url=f"{up.url}/v1", api_key=up.key, max_retries=0) as client:
-            assert chat(client).choices
-        wait_until(lambda: up.get_json("/router/peers")["peers"], what="it hears the other one")
-        (peer,) = up.get_json("/router/peers")["peers"]
-        assert (up.get_json("/router/peers")["router"], peer["router"]) == ("router-0", "router-1")
-        made = up.get_json("/router/decisions")["decisions"][0]["decision"]
-        assert made["router"] == "router-0"
-    finally:
-        up.close()
+    (second,) = re.findall(r"router-1 (http\S+)", small.output)
+    os.kill(router_process(small, "router-0"), signal.SIGKILL)
+    with OpenAI(base_url=f"{second}/v1", api_key=small.key, max_retries=0) as client:
+        assert chat(client).choices
+    wait_until(lambda: "router-0 is back" in small.output, what="the router is back")
+    with OpenAI(base_url=f"{small.url}/v1", api_key=small.key, max_retries=0) as client:
+        assert chat(client).choices
+    wait_until(lambda: small.get_json("/router/peers")["peers"], what="it hears the other one")
+    (peer,) = small.get_json("/router/peers")["peers"]
+    assert (small.get_json("/router/peers")["router"], peer["router"]) == ("router-0", "router-1")
+    made = small.get_json("/router/decisions")["decisions"][0]["decision"]
+    assert made["router"] == "router-0"
 
 
-def test_a_replica_that_fails_to_start_again_is_tried_again(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    model = tmp_path / "model.gguf"
-    model.write_bytes(tiny_model.read_bytes())
-    up = start(tmp_path / "state", model)
-    try:
-        up.wait_ready()
-        model.rename(tmp_path / "away.gguf")
-        os.kill(replica_process(up, "r0"), signal.SIGKILL)
-        wait_until(lambda: "r0 did not start" in up.output, what="a failed start")
-        (tmp_path / "away.gguf").rename(model)
-        wait_until(lambda: "r0 is back" in up.output, 60, "the replica is back")
-        wait_until(lambda: healthy(up) == {"r0"}, what="it is healthy")
-    finally:
-        up.close()
+def test_a_replica_that_fails_to_start_again_is_tried_again(small: Up) -> None:
+    model = small.state.parent / "model.gguf"
+    away = model.rename(small.state.parent / "away.gguf")
+    os.kill(replica_process(small, "r0"), signal.SIGKILL)
+    wait_until(lambda: "r0 did not start" in small.output, what="a failed start")
+    away.rename(model)
+    wait_until(lambda: "r0 is back" in small.output, 60, "the replica is back")
+    wait_until(lambda: healthy(small) == {"r0"}, what="it is healthy")
 
 
 @pytest.mark.slow
-def test_everything_killed_at_once_comes_back(tmp_path: Path, tiny_model: Path) -> None:
-    up = start(tmp_path, tiny_model)
-    try:
-        up.wait_ready()
-        for pid in up.children():
-            os.kill(pid, signal.SIGKILL)
-        names = ("r0 is back", "router-0 is back")
-        wait_until(lambda: all(name in up.output for name in names), 60, "all are back")
-        wait_until(lambda: healthy(up) == {"r0"}, what="it is healthy")
-        with OpenAI(base_url=f"{up.url}/v1", api_key=up.key, max_retries=0) as client:
-            assert chat(client).choices
-    finally:
-        up.close()
+def test_everything_killed_at_once_comes_back(small: Up) -> None:
+    before = small.output
+    for pid in small.children():
+        os.kill(pid, signal.SIGKILL)
+    names = ("r0 is back", "router-0 is back", "router-1 is back")
+    wait_until(
+        lambda: all(name in small.output[len(before) :] for name in names), 60, "all are back"
+    )
+    wait_until(lambda: healthy(small) == {"r0"}, what="it is healthy")
+    with OpenAI(base_url=f"{small.url}/v1", api_key=small.key, max_retries=0) as client:
+        assert chat(client).choices
 
 
 def router_process(up: Up, name: str) -> int:

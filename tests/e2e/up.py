@@ -23,6 +23,7 @@ class Up:
 
     def __init__(self, state: Path, *flags: str) -> None:
         self.state = state
+        self.seen_first: dict[str, Any] = {}
         self._lines: list[str] = []
         self._ready = threading.Event()
         self.process = subprocess.Popen(
@@ -54,6 +55,10 @@ class Up:
         assert self._ready.wait(START_S), self.output
         assert "warmroute is up" in self.output, self.output + self.logs()
         return self
+
+    def look(self) -> None:
+        """Keep what it tells now, before anybody has asked it for anything."""
+        self.seen_first = {path: self.get_json(path) for path in ("/ready", "/router/replicas")}
 
     def logs(self) -> str:
         """The ends of the children's logs, for failure messages."""

@@ -168,10 +168,14 @@ async def test_trouble_at_the_start_is_one_line(place: Place) -> None:
     missing = place.folder / "nowhere.toml"
     wrong_bus = place.folder / "wrong.toml"
     wrong_bus.write_text(place.write().read_text().replace("password = ", 'password = "x" # '))
-    configs = [place.write(port=port), missing, wrong_bus]
-    for config in configs:
+
+    async def end(config: Path) -> tuple[int, str]:
         async with place.run(config) as gateway:
-            returncode, errors = await gateway.end()
+            return await gateway.end()
+
+    for returncode, errors in await asyncio.gather(
+        *map(end, (place.write(port=port), missing, wrong_bus))
+    ):
         assert returncode == 1
         assert errors.startswith("router: ")
         assert len(errors.strip().splitlines()) == 1, errors
