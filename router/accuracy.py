@@ -7,9 +7,9 @@ the choice reckoned with. Skipped: what the replica really found cached.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from router.tally import OTHERS, TopNames
 from router.trust import Prediction
@@ -35,9 +35,14 @@ class Sums:
 
     def add(self, other: Sums) -> None:
         """Count the other's requests in."""
-        for field in fields(self):
-            name = field.name
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.answered += other.answered
+        self.prompt_tokens += other.prompt_tokens
+        self.matched_tokens += other.matched_tokens
+        self.usable_tokens += other.usable_tokens
+        self.skipped_tokens += other.skipped_tokens
+        self.predicted_ttft_ms += other.predicted_ttft_ms
+        self.ttft_ms += other.ttft_ms
+        self.wrong_depth += other.wrong_depth
 
     @property
     def wrong_depth_ratio(self) -> float:
@@ -52,7 +57,7 @@ class Accuracy:
     def __init__(self) -> None:
         self.total = Sums()
         self._tenants = TopNames(self._drop_tenant)
-        self._of: OrderedDict[str, dict[str, Sums]] = OrderedDict()
+        self._of: OrderedDict[str, defaultdict[str, Sums]] = OrderedDict()
 
     def observe(
         self,
@@ -98,13 +103,13 @@ class Accuracy:
                 yield (replica, tenant), value(sums)
 
     def _sums(self, replica: str, tenant: str) -> Sums:
-        tenants = self._of.setdefault(replica, {})
+        tenants = self._of.setdefault(replica, defaultdict(Sums))
         self._of.move_to_end(replica)
         if len(self._of) > MAX_REPLICAS:
             self._of.popitem(last=False)
-        return tenants.setdefault(tenant, Sums())
+        return tenants[tenant]
 
     def _drop_tenant(self, tenant: str) -> None:
         for tenants in self._of.values():
             if (sums := tenants.pop(tenant, None)) is not None:
-                tenants.setdefault(OTHERS, Sums()).add(sums)
+                tenants[OTHERS].add(sums)

@@ -21,6 +21,9 @@ REUSE_GUESS_TOKENS = 10_000
 
 NOWHERE = -1
 
+MAX_SLOT_SETS = 1_024
+"""Sets of slots whose rows are remembered: the same ones come again and again."""
+
 
 class Board:
     """Rows in the order of `members`, which stays as it is for the board's life."""
@@ -37,6 +40,7 @@ class Board:
         self._seats: Seats | None = None
         self._slots: np.ndarray | None = None
         self._slots_version = 0
+        self._rows_of: dict[int, np.ndarray] = {}
 
     def write(self, member: Member, booked: Booked) -> None:
         """Bring the member's row up to date."""
@@ -60,12 +64,21 @@ class Board:
         if self._slots is None or self._slots_version != optimistic.version:
             rows = [self.rows.get(replica or "", NOWHERE) for replica in optimistic.slots]
             self._slots, self._slots_version = np.array(rows), optimistic.version
+            self._rows_of.clear()
         depths = depths.copy()
         for depth, slots in found:
-            rows_of = self._slots[_bits(slots)]
-            rows_of = rows_of[rows_of != NOWHERE]
+            rows_of = self._rows_of.get(slots)
+            if rows_of is None:
+                rows_of = self._remember(slots, self._slots[_bits(slots)])
             depths[rows_of] = np.maximum(depths[rows_of], depth)
         return depths
+
+    def _remember(self, slots: int, rows_of: np.ndarray) -> np.ndarray:
+        """The rows that there are, to be found by these slots again."""
+        if len(self._rows_of) >= MAX_SLOT_SETS:
+            self._rows_of.clear()
+        kept = self._rows_of[slots] = rows_of[rows_of != NOWHERE]
+        return kept
 
 
 def _bits(word: int) -> np.ndarray:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from aiohttp import web
 
@@ -28,17 +26,13 @@ class Bodies:
         way."""
         announced = request.content_length
         most = request.client_max_size
-        with self._counted(most if announced is None else min(announced, most)):
-            return await read_body(request)
-
-    @contextmanager
-    def _counted(self, size: int) -> Iterator[None]:
-        owner = object()
+        size = most if announced is None else min(announced, most)
         if len(self.held) and not self.held.fits(size):
             raise self._full()
+        owner = object()
         self.held.add(owner, size)
         try:
-            yield
+            return await read_body(request)
         finally:
             self.held.remove(owner)
 

@@ -10,9 +10,9 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from configs.schema import RouterConfig
 from events.decision import RouteDecision, RouteOutcome
@@ -48,8 +48,7 @@ OnDecision = Callable[[RouteDecision], None]
 OnOutcome = Callable[[RouteOutcome], None]
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """A decision that has no outcome yet."""
 
     decision: RouteDecision

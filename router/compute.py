@@ -7,8 +7,9 @@ somewhere knows a `HeadMover` only.
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from events.decision import RouteDecision
 from events.errors import CoreError, UserError

@@ -11,12 +11,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from configs.native import CompileError, NativeSource, address, load_object
 from router.member import SUSPECT_LOAD_AGE_S
@@ -75,8 +75,7 @@ FIT, NOT_ASKED, TOO_LONG, BARRED, BREAKER, UNHEARD = range(6)
 """Why a replica is no candidate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """What the request asks of any replica; the deadline in ms from now."""
 
     prompt_tokens: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from configs.schema import RouterConfig, TenantPolicy
 
@@ -11,8 +11,7 @@ INTERACTIVE_ITL_MS = 250.0
 BATCH_PRIORITY = -100
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(Struct, frozen=True):
     """Budgets from the start of an attempt. A request that can't meet `ttft_ms` is refused early;
     after `first_token_timeout_s` it is ended."""
 

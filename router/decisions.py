@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
 
 from events.decision import RouteDecision, RouteOutcome
@@ -32,7 +32,7 @@ class DecisionLog:
     """The newest `limit` decisions by id."""
 
     def __init__(self, limit: int) -> None:
-        self.totals: dict[str, PolicyTotals] = {}
+        self.totals: defaultdict[str, PolicyTotals] = defaultdict(PolicyTotals)
         self._limit = max(1, limit)
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._attempts: dict[str, list[str]] = {}
@@ -46,14 +46,14 @@ class DecisionLog:
         self._attempts.setdefault(decision.request_id, []).append(decision.decision_id)
         if len(self._records) > self._limit:
             self._forget(self._records.popitem(last=False)[1].decision)
-        self._totals(decision.policy).decisions += 1
+        self.totals[decision.policy].decisions += 1
 
     def join(self, decision: RouteDecision, outcome: RouteOutcome) -> None:
         """The decision's one outcome; counted even when the record itself is gone already."""
         record = self._records.get(decision.decision_id)
         if record is not None:
             record.outcome = outcome
-        totals = self._totals(decision.policy)
+        totals = self.totals[decision.policy]
         totals.finished += 1
         totals.failed += outcome.status != "ok"
         totals.prompt_tokens += outcome.prompt_tokens
@@ -78,6 +78,3 @@ class DecisionLog:
         kept.remove(decision.decision_id)
         if not kept:
             del self._attempts[decision.request_id]
-
-    def _totals(self, policy: str) -> PolicyTotals:
-        return self.totals.setdefault(policy, PolicyTotals())

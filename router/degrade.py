@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import msgspec
+from msgspec import structs
 
 from router.openai.schema import ChatRequest, CompletionRequest
 from router.tenants import Tenant
@@ -39,17 +39,15 @@ def degraded(tenant: Tenant, asked: Asked, room_tokens: int) -> Degraded:
         ("n", {"n": 1}),
         ("logprobs", {"logprobs": 0 if controls.logprobs else controls.logprobs}),
     ):
-        changed = replace(controls, **less)
+        changed = structs.replace(controls, **less)
         if name in tenant.policy.degrade and changed != controls:
             controls = changed
             names.append(name)
     if "batch" in tenant.policy.degrade and tenant.policy.deadline_class != "batch":
-        policy = msgspec.structs.replace(
-            tenant.policy, deadline_class="batch", ttft_deadline_ms=0.0
-        )
+        policy = structs.replace(tenant.policy, deadline_class="batch", ttft_deadline_ms=0.0)
         tenant = replace(tenant, policy=policy)
         names.append("batch")
-    return Degraded(replace(asked, controls=controls), tenant, tuple(names))
+    return Degraded(structs.replace(asked, controls=controls), tenant, tuple(names))
 
 
 def _shorter(asked: Asked, room_tokens: int) -> dict[str, int | None]:

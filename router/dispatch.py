@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from events.decision import RouteDecision
 from events.errors import CoreError, UserError
@@ -26,8 +28,7 @@ NOTHING = Usage(0, 0, 0)
 LEAST_TIMEOUT_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """One request, ready to be placed: ids, keys and limits; the same for all its attempts.
 
     `prompt` is u32 little endian; `chain` its keys in the namespace of `pool`. Without a
@@ -113,8 +114,7 @@ class Job:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
+class Leg(Struct, frozen=True, kw_only=True):
     """One attempt's part of a request: its number, who failed before, where to go on from, and
     what is left of the time for its first token and for everything."""
 

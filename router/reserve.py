@@ -7,15 +7,16 @@ load report says which dispatches it has seen; only the others still count on to
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct
 
 MAX_RESERVATIONS = 100_000
 
 
-@dataclass(slots=True)
-class Reservation:
+class Reservation(Struct):
     """One request on its way or running. `blocks` is the KV that it will need there beyond what is
     cached; `expires_s` is monotonic; `prefill_until_s` is when a prefill is written off. `marks`
     let other routers follow it with a sibling."""
@@ -79,7 +80,7 @@ class Ledger:
         self._limit = limit
         self._open: OrderedDict[str, Reservation] = OrderedDict()
         self._prefilling: OrderedDict[str, Reservation] = OrderedDict()
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: defaultdict[str, _Account] = defaultdict(_Account)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -94,7 +95,7 @@ class Ledger:
         if len(self._open) >= self._limit:
             self.expired_total += 1
             self.release(next(iter(self._open)))
-        account = self._accounts.setdefault(reservation.replica, _Account())
+        account = self._accounts[reservation.replica]
         self.changed.add(reservation.replica)
         reservation.unseen = reservation.dispatch_seq > account.seen_seq
         if reservation.unseen:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from events.decision import CandidateTerms, RouteDecision
 from kvstore.identity import KeyChain
 
 
-@dataclass(frozen=True, slots=True)
-class RouteQuery:
+class RouteQuery(Struct, frozen=True):
     """One attempt to place one request. `pool` names the fingerprint pool whose chain this is.
 
     `exclude` holds replicas that already failed this request. `pin` asks for one replica by name
@@ -33,8 +34,7 @@ class RouteQuery:
     public_cut_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """How an attempt ended, as dispatch saw it.
 
     status: "ok", "client_gone", "refused", "transport", "timeout", "error". `replica_fault` tells

@@ -6,12 +6,12 @@ Changes nothing: the same code answers decide and explain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
 from typing import overload
 
 import numpy as np
+from msgspec import Struct
 
 from events.decision import CandidateTerms
 from router.board import Board
@@ -36,8 +36,7 @@ _load_of = itemgetter(*map(ROW.index, _LOAD))
 _price_of = itemgetter(*map(TERMS.index, _PRICE))
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(Struct, frozen=True):
     """What the reservation needs of a candidate; `new_blocks` is KV beyond what is cached."""
 
     member: Member
@@ -114,7 +113,7 @@ class Field:
             places = [place, *(other for other in places if other != place)][:SHOWN]
         rows, terms = self._fit[places], self._terms[places]
         why: list[str] = []
-        if len(places) < SHOWN:
+        if len(places) < SHOWN and len(self) < len(self._state):
             unfit = self._filtered()[: SHOWN - len(places)]
             why = [self._why(row) for row in unfit.tolist()]
             rows = np.concatenate((rows, unfit))

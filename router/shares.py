@@ -5,7 +5,7 @@ does not know: a share is an estimate.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 
 from events.decision import RouteDecision
 from router.fleet import Fleet
@@ -50,7 +50,7 @@ class WarmShares:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._warm: dict[str, _Warm] = {}
+        self._warm: defaultdict[str, _Warm] = defaultdict(_Warm)
         fleet.on_fence(lambda replica: self._warm.pop(replica, None))
 
     def ended(self, decision: RouteDecision, outcome: Outcome) -> None:
@@ -61,7 +61,7 @@ class WarmShares:
         tokens = outcome.prompt_tokens - outcome.cached_tokens + outcome.completion_tokens
         blocks = tokens // member.hello.layout.block_tokens
         if blocks > 0:
-            warm = self._warm.setdefault(decision.replica, _Warm())
+            warm = self._warm[decision.replica]
             warm.add(decision.tenant, blocks, member.total_blocks)
 
     def of(self, tenant: str) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.metrics_core import HistogramMetricFamily
@@ -44,13 +44,13 @@ class Tallies:
     """By label: the busiest tenants' names, and one for all others."""
 
     def __init__(self) -> None:
-        self.by_label = {OTHERS: Tally()}
+        self.by_label = defaultdict(Tally, {OTHERS: Tally()})
         self._names = TopNames(self.forget)
 
     def asked(self, tenant: str) -> None:
         """The tenant has one more request."""
         label = self._names.label(tenant)
-        self.by_label.setdefault(label, Tally()).requests += 1
+        self.by_label[label].requests += 1
 
     def of(self, tenant: str) -> Tally:
         """Where the tenant is counted now."""

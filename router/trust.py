@@ -8,7 +8,7 @@ show there, what tenants own never does: the two ends don't derive the same salt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 LEARNING_RATE = 0.2
 MIN_SAMPLES = 5
@@ -21,8 +21,7 @@ MISSES_FOR_ALARM = 4
 MAX_TTFT_RATIO = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """What was said at decision time: see events.decision.RouteDecision."""
 
     cached_tokens: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mmh3
+from msgspec.structs import replace
 
 from events.errors import CoreError, UserError
 from events.load import OWN_ENGINE

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
+from msgspec import Struct
 
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
@@ -33,8 +33,7 @@ OURS_TO_ANSWER = (401, 403, 404, 407)
 BUSY = (408, 425, 429)
 
 
-@dataclass(frozen=True, slots=True)
-class RelayCall:
+class RelayCall(Struct, frozen=True):
     """What goes out: the client's own body, to the same path. `tag` keeps the tenant's blocks apart
     from others'. `wants_usage`: the client asked for the usage event of its stream."""
 

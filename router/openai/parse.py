@@ -11,7 +11,7 @@ from router.openai.fields import walk
 from router.openai.parameters import chat_table, completion_table
 from router.openai.schema import ChatRequest, CompletionRequest, Controls, Limits
 
-_CONTROLS = frozenset(Controls.__dataclass_fields__)
+_CONTROLS = frozenset(Controls.__struct_fields__)
 
 
 def _check_model(body: Mapping[str, Any], limits: Limits) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,7 @@ class Limits:
     max_stop_token_ids: int = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Controls:
+class Controls(Struct, frozen=True):
     """How to sample, as the client said it; `to_sampling` makes it final.
 
     `max_tokens` None takes what fits, `seed` None lets the gateway mint one. `logprobs` is None for
@@ -48,7 +49,7 @@ class Controls:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
+    logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -56,8 +57,7 @@ class Controls:
     ignore_eos: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
+class ChatRequest(Struct, frozen=True):
     """POST /v1/chat/completions.
 
     `messages` and `tools` have the shape that chat templates take: contents are plain strings,
@@ -72,8 +72,7 @@ class ChatRequest:
     include_usage: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
+class CompletionRequest(Struct, frozen=True):
     """POST /v1/completions.
 
     Each of `prompts` is a text, or token ids as u32 little endian; it gives a group of `n` choices:

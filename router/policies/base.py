@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, overload
 
 import numpy as np
+from msgspec import Struct
 
 from router.cost import TERMS
 from router.route import RouteQuery
@@ -15,8 +15,7 @@ from router.route import RouteQuery
 _SCORE, _OVERLAP = map(TERMS.index, ("score", "overlap_blocks"))
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """One replica that may take the request, with what is already on its way there counted in.
 
     `overlap_blocks` are leading blocks of the prompt that it is believed to hold. `requests` are
@@ -79,8 +78,7 @@ class Candidates(Sequence[Candidate]):
         return self._longest
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(Struct, frozen=True):
     """The candidate chosen, and why in a few words."""
 
     candidate: Candidate

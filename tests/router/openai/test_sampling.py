@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from events.errors import UserError
 from events.request import SamplingParams
@@ -35,7 +34,7 @@ def test_everything_said_arrives() -> None:
         logprobs=4, min_tokens=2, stop=("x",), stop_token_ids=(9,), ignore_eos=True,
     )  # fmt: skip
     sampling = to_sampling(ChatRequest("tiny", [USER], controls), 10, 100, mint)
-    assert sampling == SamplingParams(**dataclasses.asdict(controls))
+    assert sampling == SamplingParams(**structs.asdict(controls))
 
 
 def test_a_chat_may_fill_the_context_and_a_completion_makes_16_tokens() -> None:

@@ -18,8 +18,7 @@ MIN_MATCH_TOKENS = 32
 """A shorter match is not worth following, and may be a digest's false positive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate(Bare):
+class Candidate(Bare, frozen=True):
     """With its terms."""
 
     terms: CandidateTerms
