@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 
@@ -26,13 +28,17 @@ class Bodies:
         way."""
         announced = request.content_length
         most = request.client_max_size
-        size = most if announced is None else min(announced, most)
+        with self._counted(most if announced is None else min(announced, most)):
+            return await read_body(request)
+
+    @contextmanager
+    def _counted(self, size: int) -> Iterator[None]:
+        owner = object()
         if len(self.held) and not self.held.fits(size):
             raise self._full()
-        owner = object()
         self.held.add(owner, size)
         try:
-            return await read_body(request)
+            yield
         finally:
             self.held.remove(owner)
 

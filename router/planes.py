@@ -61,13 +61,14 @@ class NativeKernels:
     ) -> np.ndarray:
         words = rows.shape[1]
         found = np.zeros(64 * words + 1, np.int32)
-        halves = np.ascontiguousarray(halves, np.uint64)
+        # The address of what can't be written to is slow to ask for: a copy of the keys is not.
+        keys = np.asarray(halves, np.uint64).tobytes()
         self._library.wr_depths(
             address(rows),
             words,
             shape.bits,
             shape.k,
-            address(halves),
+            keys,
             len(halves),
             address(known),
             HEAD_BLOCKS,
