@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What one deployment accepts.
 
     `models` are the names that clients may ask for. `tools` and `tool_calls` tell whether the chat

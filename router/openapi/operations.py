@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
+
+from msgspec.structs import replace
 
 from configs.schema import Degradation
 from router.openai.schema import Limits
