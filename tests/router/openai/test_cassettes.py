@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
 from events.errors import CoreError, UserError
 from router.openai.chat import ChatCollector, ChatStream
@@ -51,7 +51,7 @@ def names(prefix: str = "") -> list[str]:
 
 @pytest.fixture(scope="module")
 def openai_limits(limits: Limits) -> Limits:
-    return dataclasses.replace(limits, models=KNOWN_MODELS, vocab=200_000, context_tokens=8_192)
+    return structs.replace(limits, models=KNOWN_MODELS, vocab=200_000, context_tokens=8_192)
 
 
 def parse(name: str, body: bytes, limits: Limits) -> ChatRequest | CompletionRequest | CoreError:

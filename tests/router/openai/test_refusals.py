@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from router.openai.parse import parse_chat, parse_completion
 from router.openai.schema import Limits
@@ -288,7 +288,7 @@ def test_P14_parts_that_are_not_text(role: str, kind: str, limits: Limits) -> No
 
 
 def test_tools_that_the_template_would_not_show(limits: Limits) -> None:
-    blind = dataclasses.replace(limits, tools=False, tool_calls=False)
+    blind = structs.replace(limits, tools=False, tool_calls=False)
     error = refused(parse_chat, chat_body(tools=[TOOL]), blind)
     assert (error.code, error.param) == (UNSUPPORTED, "tools")
     history = [USER, {"role": "assistant", "tool_calls": [CALL]}]
