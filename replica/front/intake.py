@@ -191,7 +191,7 @@ class Intake:
             tenant=request.tenant,
             arrival_s=received_s,
             priority=request.priority,
-            deadline_s=None if budget_ms is None else received_s + budget_ms / 1e3,
+            deadline_s=None if budget_ms is None else received_s + _bounded_s(budget_ms),
             router_boot=request.router_boot,
             dispatch_seq=request.dispatch_seq,
             output=ids.outputs[child.index] or (),
@@ -205,7 +205,12 @@ def _request_key(request: CoreRequest) -> RequestKey:
 def _patience_s(request: CoreRequest) -> float:
     if request.e2e_deadline_ms is None:
         return MAX_ATTEMPT_S
-    return min(MAX_ATTEMPT_S, request.e2e_deadline_ms / 1e3 + DEADLINE_GRACE_S)
+    return _bounded_s(request.e2e_deadline_ms) + DEADLINE_GRACE_S
+
+
+def _bounded_s(budget_ms: float) -> float:
+    """No budget is longer: the engine's thread can't sleep for as long as a float can say."""
+    return min(MAX_ATTEMPT_S, budget_ms / 1e3)
 
 
 def _try_elsewhere(status: int, code: str, message: str) -> CoreError:

@@ -22,6 +22,7 @@ from events.request import (
     Resume,
 )
 from events.wire import encode
+from replica.front.intake import MAX_ATTEMPT_S
 from replica.server import drain
 from tests.fakes.engine import inside, never, refuse_from
 from tests.fakes.vocabulary import END_ID
@@ -331,6 +332,15 @@ async def test_a_deadline_ends_what_the_engine_never_answers(monkeypatch) -> Non
         finish = (await router.answer()).finish
         assert (finish.reason, finish.error.status) == ("error", 504)
         assert front.engine.calls == [("abort", front.engine.requests[0].child)]
+
+
+async def test_a_deadline_is_never_longer_than_a_thread_can_sleep() -> None:
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request(e2e_deadline_ms=1e308))
+        await front.submitted()
+        asked = front.engine.requests[0]
+        assert asked.deadline_s - asked.arrival_s <= MAX_ATTEMPT_S
 
 
 @pytest.mark.parametrize(
