@@ -21,6 +21,10 @@ from replica.sched.plan import SampleSpec
 NOT_FINITE = "the model gave logits that are not finite"
 NOTHING_LEFT = "no token is left to sample from"
 
+COLDEST = 1e-5
+"""Below this temperature the best token is taken, as vLLM does: one that is zero as a float32 would
+divide by it, and give an id beyond the vocabulary."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -60,7 +64,7 @@ def _draw_random_rows(
     logits: Tensor, specs: Sequence[SampleSpec], greedy: Tensor, usable: Tensor
 ) -> Tensor:
     """`greedy` with the rows that have a temperature drawn at random."""
-    rows = [row for row, spec in enumerate(specs) if spec.params.temperature > 0.0]
+    rows = [row for row, spec in enumerate(specs) if spec.params.temperature >= COLDEST]
     if not rows:
         return greedy
     index = torch.tensor(rows, device=logits.device)

@@ -20,7 +20,7 @@ _NUCLEUS_WIDTH = 1024
 def distribution(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Weights to draw by, [rows, vocab], not normalised; zero means can't be drawn.
 
-    logits are float32 [rows, vocab]; every row has a temperature above zero.
+    logits are float32 [rows, vocab]; every row has a temperature above zero as a float32.
     """
     scaled = _tempered(logits, params)
     scaled = _min_p(scaled, params)

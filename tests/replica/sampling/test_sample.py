@@ -53,6 +53,14 @@ def test_greedy_takes_the_first_of_the_best() -> None:
     assert [row.token_id for row in found] == [1, 2]
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-46, 1e-9])
+def test_a_temperature_of_nearly_zero_is_greedy(temperature: float) -> None:
+    """A client may ask for it: an id beyond the vocabulary would fail the whole batch."""
+    rows = torch.tensor([[1.0, 5.0, 4.0, 2.0], [9.0, 0.0, 9.5, -1.0]])
+    found = sample(rows, [spec(temperature=temperature, logprobs=1), spec(temperature=0.0)])
+    assert [row.token_id for row in found] == [1, 2]
+
+
 def test_temperature_one_draws_the_model_s_own_distribution() -> None:
     near(frequencies(logs(0.5, 0.25, 0.15, 0.1)), [0.5, 0.25, 0.15, 0.1])
 
