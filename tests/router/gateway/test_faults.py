@@ -208,7 +208,7 @@ async def test_R18_many_streams(build) -> None:
 
 @pytest.mark.slow
 async def test_R18_fifteen_hundred_streams(build) -> None:
-    await open_streams(await build(max_inflight_tokens=10_000_000), 1_500)
+    await open_streams(await build(replicas=3, max_inflight_tokens=10_000_000), 1_500)
 
 
 async def test_R18_what_is_over_the_bound_is_refused(build, http: aiohttp.ClientSession) -> None:
