@@ -12,6 +12,8 @@ from enum import StrEnum
 FAILURES_TO_OPEN = 3
 OPEN_S = 2.0
 OPEN_MAX_S = 60.0
+FADE_S = 10.0
+"""A closed breaker forgets failures after this: where no request comes, none can succeed."""
 TRIAL_S = 120.0
 
 
@@ -28,6 +30,7 @@ class Breaker:
 
     def __init__(self) -> None:
         self.failures = 0
+        self._failed_at_s = -math.inf
         self._open_until_s: float | None = None
         self._open_for_s = OPEN_S
         self._trial_until_s: float | None = None
@@ -76,6 +79,14 @@ class Breaker:
         self._open_until_s = self._trial_until_s = None
         self._open_for_s = OPEN_S
 
+    def fade(self, now_s: float) -> bool:
+        """Forget failures long past, unless they have opened it; whether there were any."""
+        past = self._open_until_s is None and now_s - self._failed_at_s >= FADE_S
+        if not self.failures or not past:
+            return False
+        self.failures = 0
+        return True
+
     def undecided(self) -> None:
         """A request ended without saying anything about the replica: a trial may be tried again."""
         self._trial_until_s = None
@@ -83,6 +94,7 @@ class Breaker:
     def failure(self, now_s: float) -> None:
         """The replica failed: consecutive failures open the breaker, each time for longer."""
         self.failures += 1
+        self._failed_at_s = now_s
         self._trial_until_s = None
         if self._open_until_s is not None:
             if self.state(now_s) is BreakerState.HALF_OPEN:

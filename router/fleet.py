@@ -320,6 +320,8 @@ class Fleet:
             return
         self._next_check_s = now_s + CHECK_EVERY_S
         for member in self._members.values():
+            if member.breaker.fade(now_s):
+                self._touch(member.replica)
             if not member.misfits:
                 self._check_evidence(member, now_s)
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from router.breaker import FAILURES_TO_OPEN, OPEN_MAX_S, OPEN_S, TRIAL_S, Breaker, BreakerState
+from router.breaker import (
+    FADE_S,
+    FAILURES_TO_OPEN,
+    OPEN_MAX_S,
+    OPEN_S,
+    TRIAL_S,
+    Breaker,
+    BreakerState,
+)
 
 
 def opened() -> Breaker:
@@ -58,3 +66,19 @@ def test_R15_a_first_token_ends_a_trial_but_does_not_forgive() -> None:
     assert breaker.admits(OPEN_S)
     breaker.failure(OPEN_S)
     assert not breaker.admits(OPEN_S)
+
+
+def test_R13_a_miss_is_forgotten_where_nobody_asks_any_more() -> None:
+    breaker = Breaker()
+    breaker.failure(0.0)
+    assert not breaker.fade(FADE_S - 0.1)
+    assert breaker.failures == 1
+    assert breaker.fade(FADE_S)
+    assert breaker.failures == 0
+    assert not breaker.fade(2 * FADE_S)
+
+
+def test_an_open_breaker_forgets_nothing_by_itself() -> None:
+    breaker = opened()
+    assert not breaker.fade(100 * FADE_S)
+    assert breaker.failures == FAILURES_TO_OPEN
