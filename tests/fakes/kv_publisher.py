@@ -52,6 +52,19 @@ def as_array(event: dict[str, Any]) -> list[Any]:
     return [event["type"], *(event[name] for name in names)]
 
 
+async def _bind(socket: zmq.asyncio.Socket, address: str) -> None:
+    """Bind; an address that was just left may be taken for a moment, by who dials it again."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                socket.bind(address)
+                return
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE:
+                    raise
+            await asyncio.sleep(0.02)
+
+
 class KvPublisher:
     """Use as an async context manager. `keep` bounds the replay buffer, in messages."""
 
@@ -68,7 +81,7 @@ class KvPublisher:
         self._serving: asyncio.Task[None]
 
     async def __aenter__(self) -> KvPublisher:
-        self._open()
+        await self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -105,16 +118,16 @@ class KvPublisher:
         """Another process at the same addresses: counts from 0, remembers nothing."""
         await self._close()
         self.number, self._sent = 0, []
-        self._open()
+        await self._open()
 
-    def _open(self) -> None:
+    async def _open(self) -> None:
         self._live = self._context.socket(zmq.XPUB)
         self._router = self._context.socket(zmq.ROUTER)
         wanted = self.ports or ("*", "*")
         found = []
         for socket, port in zip((self._live, self._router), wanted, strict=True):
             socket.setsockopt(zmq.LINGER, 0)
-            socket.bind(f"tcp://127.0.0.1:{port}")
+            await _bind(socket, f"tcp://127.0.0.1:{port}")
             found.append(int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":")[-1]))
         self.ports = (found[0], found[1])
         self._serving = asyncio.create_task(self._serve())
