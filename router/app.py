@@ -12,23 +12,23 @@ import msgspec
 from aiohttp import web
 
 from events.errors import CoreError, UserError
-from router.admin import Admin
-from router.admit import add_limits
-from router.alarms import Alarms
-from router.door import Door
-from router.gauges import register_accuracy, register_index
-from router.generate import Generator
-from router.hot import HotRoutes, register_hot
-from router.http import add_ids, error_middleware
-from router.metrics import Metrics, Sample
+from router.choice.shadow import Shadow
 from router.openai import faults
 from router.openapi.document import document
-from router.revision_admin import RevisionAdmin, register_revisions
+from router.ops.admin import Admin
+from router.ops.hot import HotRoutes, register_hot
+from router.ops.revision_admin import RevisionAdmin, register_revisions
+from router.ops.tenant_admin import TenantAdmin
 from router.services import Services
-from router.shadow import Shadow
-from router.stages import register_stages
-from router.tenant_admin import TenantAdmin
-from router.tenant_tally import merged, register_tallies
+from router.serving.door import Door
+from router.serving.generate import Generator
+from router.serving.http import add_ids, error_middleware
+from router.telemetry.alarms import Alarms
+from router.telemetry.gauges import register_accuracy, register_index
+from router.telemetry.metrics import Metrics, Sample
+from router.tenancy.admit import add_limits
+from router.tenancy.tenant_tally import merged, register_tallies
+from router.waiting.stages import register_stages
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

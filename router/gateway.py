@@ -20,43 +20,12 @@ from events.kv import bucket_of
 from events.secrets import link_secret, parse_secret, registry_key
 from events.subjects import router_boot_name
 from events.tls import check_mutual, client_context, server_context
-from router.address import AllowList
-from router.admit import Admitter
-from router.alarms import Alarms
-from router.announce import Announcer
 from router.app import build_app
 from router.backends.backends import Backends
-from router.beacon import Beacon
-from router.bodies import Bodies
-from router.choose import RouterBrain
-from router.compute import Recompute, Unheard
-from router.dash.server import Dashboard
-from router.dispatch import Dispatcher
-from router.door import SPARE_CONNECTIONS, Door
-from router.expected import MAIN, Expectations, Expected
-from router.failover import RetryBudget
-from router.fleet import Fleet
-from router.gate import Gate
-from router.heat import HeadHeat
-from router.introduction import LinkTarget, RouterIdentity
-from router.jobs import JobMaker
-from router.limits import Limits
-from router.links import Links
-from router.listeners import Listeners
-from router.metrics import Metrics
-from router.mirror import Mirror
-from router.openai.logprobs import TokenTexts
-from router.prefixes import PublicPrefixes
-from router.pressure import Pressure
-from router.queue import RequestQueue
-from router.registry import Registry
-from router.render import Renderer
-from router.replicate import Replicator
-from router.revisions import Revision, Revisions, Share, ShareSection, check_revisions
-from router.seal import Seal
-from router.sending import Sending
-from router.services import Services, widest_limits
-from router.shared import (
+from router.choice.choose import RouterBrain
+from router.cluster.registry import Registry
+from router.cluster.seal import Seal
+from router.cluster.shared import (
     POLICY,
     PREFIX,
     REVISION,
@@ -66,11 +35,42 @@ from router.shared import (
     PrefixSection,
     TenantSection,
 )
-from router.shares import WarmShares
-from router.sink import SinkLimits
-from router.sync import PeerSync
-from router.tenants import Tenants
-from router.use import SharedUse
+from router.cluster.sync import PeerSync
+from router.cluster.use import SharedUse
+from router.dash.server import Dashboard
+from router.dispatch.address import AllowList
+from router.dispatch.dispatch import Dispatcher
+from router.dispatch.failover import RetryBudget
+from router.dispatch.introduction import LinkTarget, RouterIdentity
+from router.dispatch.jobs import JobMaker
+from router.dispatch.links import Links
+from router.dispatch.sending import Sending
+from router.dispatch.sink import SinkLimits
+from router.fleet.expected import MAIN, Expectations, Expected
+from router.fleet.fleet import Fleet
+from router.openai.logprobs import TokenTexts
+from router.rendering.render import Renderer
+from router.replication.compute import Recompute, Unheard
+from router.replication.heat import HeadHeat
+from router.replication.pressure import Pressure
+from router.replication.replicate import Replicator
+from router.revisions.mirror import Mirror
+from router.revisions.revisions import Revision, Revisions, Share, ShareSection, check_revisions
+from router.services import Services, widest_limits
+from router.serving.bodies import Bodies
+from router.serving.door import SPARE_CONNECTIONS, Door
+from router.telemetry.alarms import Alarms
+from router.telemetry.announce import Announcer
+from router.telemetry.beacon import Beacon
+from router.telemetry.listeners import Listeners
+from router.telemetry.metrics import Metrics
+from router.tenancy.admit import Admitter
+from router.tenancy.gate import Gate
+from router.tenancy.limits import Limits
+from router.tenancy.prefixes import PublicPrefixes
+from router.tenancy.shares import WarmShares
+from router.tenancy.tenants import Tenants
+from router.waiting.queue import RequestQueue
 
 RENDER_THREADS = 2
 CLOSE_S = 2.0

@@ -9,29 +9,29 @@ from msgspec.structs import replace
 
 from configs.model.card import ModelCard
 from configs.schema import ClusterConfig
-from router.admit import Admitter
 from router.backends.backends import Backends
-from router.bodies import Bodies
-from router.choose import RouterBrain
-from router.dispatch import Dispatcher
-from router.failover import RetryBudget
-from router.fleet import Fleet, Pool
-from router.gate import Gate
-from router.jobs import JobMaker
-from router.links import Links
-from router.metrics import Metrics
-from router.mirror import Mirror
+from router.choice.choose import RouterBrain
+from router.cluster.registry import Registry
+from router.dispatch.dispatch import Dispatcher
+from router.dispatch.failover import RetryBudget
+from router.dispatch.jobs import JobMaker
+from router.dispatch.links import Links
+from router.fleet.fleet import Fleet, Pool
 from router.openai.limits import limits_of
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import Limits
-from router.prefixes import PublicPrefixes
-from router.pressure import Pressure
-from router.registry import Registry
-from router.render import Renderer
-from router.replicate import Replicator
-from router.revisions import Revisions
-from router.shares import WarmShares
-from router.tenants import Tenants
+from router.rendering.render import Renderer
+from router.replication.pressure import Pressure
+from router.replication.replicate import Replicator
+from router.revisions.mirror import Mirror
+from router.revisions.revisions import Revisions
+from router.serving.bodies import Bodies
+from router.telemetry.metrics import Metrics
+from router.tenancy.admit import Admitter
+from router.tenancy.gate import Gate
+from router.tenancy.prefixes import PublicPrefixes
+from router.tenancy.shares import WarmShares
+from router.tenancy.tenants import Tenants
 
 
 @dataclass(slots=True)

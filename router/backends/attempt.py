@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from events.decision import RouteDecision
 from router.backends.tail import ToldUsage
+from router.choice.route import Chooser, Outcome
 from router.errors import AttemptError
-from router.route import Chooser, Outcome
 
 if TYPE_CHECKING:
-    from router.dispatch import RouteListener
+    from router.dispatch.dispatch import RouteListener
 
 
 class ForeignChosenError(Exception):

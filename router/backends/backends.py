@@ -14,8 +14,8 @@ from router.backends.client import BackendClient
 from router.backends.join import Joiner, Seat
 from router.backends.relay import Relay
 from router.backends.roster import hello_of, roster
-from router.fleet import Fleet
-from router.metrics import Metrics
+from router.fleet.fleet import Fleet
+from router.telemetry.metrics import Metrics
 
 PROBE_EVERY_S = 1.0
 PROBE_TIMEOUT_S = 2.0

@@ -20,8 +20,8 @@ from router.backends.health import Health
 from router.backends.rates import Rates
 from router.backends.roster import Backend
 from router.backends.tail import ToldUsage
-from router.expected import MAIN, pool_name
-from router.fleet import Fleet
+from router.fleet.expected import MAIN, pool_name
+from router.fleet.fleet import Fleet
 
 
 class Seat:

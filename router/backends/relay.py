@@ -20,11 +20,11 @@ from router.backends.body import rewrite
 from router.backends.client import BackendClient
 from router.backends.join import Seat
 from router.backends.tail import Tail
+from router.dispatch.failover import Run
 from router.errors import ERROR, REFUSED, AttemptError, transport_failure
-from router.failover import Run
-from router.metrics import Metrics
 from router.openai.stream import error_event
-from router.sse import KEEP_ALIVE, EventWriter, Outbox, ReaderGoneError
+from router.serving.sse import KEEP_ALIVE, EventWriter, Outbox, ReaderGoneError
+from router.telemetry.metrics import Metrics
 
 MAX_ERROR_BYTES = 256 * 1024
 OURS_TO_ANSWER = (401, 403, 404, 407)

@@ -9,8 +9,8 @@ from typing import Protocol, overload
 import numpy as np
 from msgspec import Struct
 
-from router.cost import TERMS
-from router.route import RouteQuery
+from router.choice.cost import TERMS
+from router.choice.route import RouteQuery
 
 _SCORE, _OVERLAP = map(TERMS.index, ("score", "overlap_blocks"))
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 import mmh3
 
 from kvstore.identity import KEY_BYTES
+from router.choice.route import RouteQuery
 from router.policies.base import Candidates, Pick, Stateless, least_loaded
-from router.route import RouteQuery
 
 HEAD_BLOCKS = 2
 LOAD_FACTOR = 1.25

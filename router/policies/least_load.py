@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from router.choice.route import RouteQuery
 from router.policies.base import Candidate, Pick, Stateless, least_loaded
-from router.route import RouteQuery
 
 
 class LeastLoad(Stateless):

@@ -16,9 +16,9 @@ from collections import Counter, deque
 
 import numpy as np
 
-from router.cost import TERMS
+from router.choice.cost import TERMS
+from router.choice.route import RouteQuery
 from router.policies.base import Candidates, Pick
-from router.route import RouteQuery
 
 WINDOW_REQUESTS = 512
 IMBALANCE = 1.5

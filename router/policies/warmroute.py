@@ -8,10 +8,10 @@ from itertools import repeat
 
 import numpy as np
 
-from router.cost import TERMS
+from router.choice.cost import TERMS
+from router.choice.route import RouteQuery
 from router.policies.base import Candidates, Pick
 from router.policies.heat import WINDOW_REQUESTS, PrefixHeat
-from router.route import RouteQuery
 
 TIE_MS = 1.0
 TIE_SHARE = 0.02

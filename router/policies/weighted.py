@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from router.choice.route import RouteQuery
 from router.policies.base import Candidate, Pick, Stateless
-from router.route import RouteQuery
 
 AFFINITY_SHARE = 0.8
 MAX_TTFT_PENALTY_S = 18.0

@@ -23,7 +23,7 @@ from replica.front.link import LinkSettings
 from replica.front.output import StepQueue
 from replica.runner.build import build_runner
 from replica.server import bind
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
 from tests.fakes.replica import DIGEST, FakeReplica
 from tests.router.gateway.house import SECRET, House
 from tests.router.gateway.kit import until

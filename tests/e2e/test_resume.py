@@ -11,12 +11,12 @@ import pytest
 
 from events.errors import UserError
 from events.request import SamplingParams
-from router.address import AllowList
-from router.dispatch import Dispatcher
-from router.failover import RetryBudget, Run
-from router.introduction import LinkTarget, RouterIdentity
-from router.links import Links
-from router.sink import SinkLimits
+from router.dispatch.address import AllowList
+from router.dispatch.dispatch import Dispatcher
+from router.dispatch.failover import RetryBudget, Run
+from router.dispatch.introduction import LinkTarget, RouterIdentity
+from router.dispatch.links import Links
+from router.dispatch.sink import SinkLimits
 from tests.e2e.proxy import LossyProxy
 from tests.replica.front.rig import SECRET, Rig, rig
 from tests.router.gateway.kit import Deaf, PlainChooser, job, until
@@ -120,7 +120,7 @@ async def test_R17_connections_break_under_many_streams_and_nothing_is_lost_or_d
 
 
 async def test_R17_who_comes_back_too_late_has_lost_the_session(monkeypatch) -> None:
-    monkeypatch.setattr("router.link.RESUME_S", 0.2)
+    monkeypatch.setattr("router.dispatch.link.RESUME_S", 0.2)
     monkeypatch.setattr("replica.front.link.RESUME_S", 0.4)
     async with bed(None) as it:
         asking = asyncio.create_task(it.ask())
@@ -138,7 +138,7 @@ async def test_R17_who_comes_back_too_late_has_lost_the_session(monkeypatch) -> 
 
 async def test_R17_what_the_router_gave_up_is_aborted_when_it_comes_back(monkeypatch) -> None:
     """Before the replica's own patience is over: a new session fences the old one."""
-    monkeypatch.setattr("router.link.RESUME_S", 0.1)
+    monkeypatch.setattr("router.dispatch.link.RESUME_S", 0.1)
     monkeypatch.setattr("replica.front.link.RESUME_S", 60.0)
     async with bed(None) as it:
         asking = asyncio.create_task(it.ask())
@@ -178,7 +178,7 @@ async def test_idle_links_acknowledge_what_came() -> None:
 async def test_R13_silence_alone_is_an_alarm_and_costs_time_where_nobody_else_is(
     monkeypatch,
 ) -> None:
-    monkeypatch.setattr("router.link.STALLED_S", 0.7)
+    monkeypatch.setattr("router.dispatch.link.STALLED_S", 0.7)
     async with bed(None) as it:
         asking = asyncio.create_task(it.ask())
         await it.front.submitted(1)
@@ -192,7 +192,7 @@ async def test_R13_silence_alone_is_an_alarm_and_costs_time_where_nobody_else_is
 
 
 async def test_R13_a_silent_replica_loses_its_streams_to_another_one(monkeypatch) -> None:
-    monkeypatch.setattr("router.link.STALLED_S", 0.7)
+    monkeypatch.setattr("router.dispatch.link.STALLED_S", 0.7)
     async with bed(None, replicas=2) as it:
         asking = [asyncio.create_task(it.ask()) for _ in range(6)]
         await asyncio.gather(*(front.submitted(3) for front in it.fronts))

@@ -77,7 +77,7 @@ async def most_waiting(cluster: Up) -> int:
 
 
 async def test_S6_beside_fifty_streams_nobody_else_waits_in_their_line(cluster: Up) -> None:
-    """Twice the time alone is held in virtual time (tests/router/fair): here two replicas, the
+    """Twice the time alone is held in virtual time (tests/router/waiting): here two replicas, the
     router and the clients share the processor, which makes everything slower at once."""
     admin = json.loads((cluster.state / "keys.json").read_text())["admin_key"]
     body = json.dumps({"key": POLITE_KEY}).encode()

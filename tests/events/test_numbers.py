@@ -11,7 +11,7 @@ from events.errors import WireError
 from events.load import ReplicaLoad
 from events.peer import PeerMessage, PeerState, Sent
 from events.wire import decode, encode
-from tests.router.brain.kit import load
+from tests.router.kit import load
 
 LIMIT = 10_000
 

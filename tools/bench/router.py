@@ -24,11 +24,11 @@ from events.digest import DigestDelta, positions, split_delta
 from events.load import DecodeFit, DigestShape, KVLayout, PrefillFit, ReplicaHello, ReplicaLoad
 from events.wire import decode, encode
 from kvstore.identity import HASH_VERSION, KeyChain
-from router.choose import RouterBrain
-from router.expected import Expected, pool_name
-from router.fleet import Fleet
+from router.choice.choose import RouterBrain
+from router.choice.route import NoReplica, Outcome, RouteQuery
+from router.fleet.expected import Expected, pool_name
+from router.fleet.fleet import Fleet
 from router.process import settle_memory
-from router.route import NoReplica, Outcome, RouteQuery
 from tools.bench.gateway import command as gateway
 from tools.flags import output_file, positive
 

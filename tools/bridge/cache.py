@@ -24,7 +24,7 @@ from events.kvevents import (
 )
 from kvstore.identity import Namespace, block_key, root
 from replica.cache.journal import Journal
-from router.tenants import tag_salt
+from router.tenancy.tenants import tag_salt
 from tools.errors import CommandError
 
 MAX_BLOCKS = 4_000_000

@@ -26,7 +26,7 @@ from replica.cache.journal import Journal
 from replica.engine.messages import EngineLoad
 from replica.publish import Publisher
 from router.backends.roster import Backend, hello_of
-from router.tenants import ANONYMOUS, scope_salt
+from router.tenancy.tenants import ANONYMOUS, scope_salt
 from tools.bridge.cache import EngineCache
 from tools.bridge.discover import UnreachableError
 from tools.bridge.follow import Follower

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from events.cursor import Cursor, Verdict
 from events.digest import DigestDelta
 from events.load import ReplicaHello, ReplicaLoad
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
 from tools.sim.clock import Agenda
 from tools.sim.replica import SimReplica
 

@@ -19,10 +19,10 @@ from kvstore.identity import HASH_VERSION, Namespace, chain
 from replica.engine.messages import ChildOutput, EngineRequest
 from replica.sched.ledger import Limits
 from replica.sched.plan import ChildId
-from router.choose import RouterBrain
-from router.expected import Expected, pool_name
-from router.fleet import Fleet
-from router.route import NoReplica, Outcome, RouteQuery
+from router.choice.choose import RouterBrain
+from router.choice.route import NoReplica, Outcome, RouteQuery
+from router.fleet.expected import Expected, pool_name
+from router.fleet.fleet import Fleet
 from tools.sim.call import Call, Trace
 from tools.sim.clairvoyant import most_able
 from tools.sim.clock import Agenda

@@ -14,8 +14,8 @@ from configs.schema import BackendConfig, ClusterConfig, ModelConfig, ReplicaCon
 from events.load import DigestShape, ReplicaHello
 from router.backends.join import Joiner, Seat
 from router.backends.roster import base_url, hello_of, roster
-from router.expected import Expected
-from router.fleet import Fleet
+from router.fleet.expected import Expected
+from router.fleet.fleet import Fleet
 from tests.fakes.replica import FakeReplica
 from tests.router.backends.house import ForeignHouse
 from tests.router.gateway.house import SECRET

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from router.tenants import scope_tag
+from router.tenancy.tenants import scope_tag
 from tests.fakes.openai_server import Asked, answer, piece, refuse, silent
 from tests.fakes.replica import die_in_stream
 from tests.router.backends.house import ForeignHouse

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from events.decision import RouteDecision
 from events.request import SamplingParams
 from kvstore.identity import KeyChain
-from router.dispatch import Job
-from router.route import NoReplica, Outcome, RouteQuery
+from router.choice.route import NoReplica, Outcome, RouteQuery
+from router.dispatch.dispatch import Job
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from router.address import AllowList
-from router.dispatch import Dispatcher
-from router.failover import RetryBudget, Run
-from router.introduction import LinkTarget, RouterIdentity
-from router.links import Links
-from router.sink import SinkLimits
+from router.dispatch.address import AllowList
+from router.dispatch.dispatch import Dispatcher
+from router.dispatch.failover import RetryBudget, Run
+from router.dispatch.introduction import LinkTarget, RouterIdentity
+from router.dispatch.links import Links
+from router.dispatch.sink import SinkLimits
 from tests.fakes.replica import FakeReplica
 from tests.router.gateway.kit import Deaf, PlainChooser, job, until
 

@@ -17,10 +17,10 @@ from events.nats import NatsBus, connect
 from events.secrets import link_secret
 from events.server import EmbeddedNats
 from replica.publish import Publisher
-from router.fleet import Fleet
+from router.choice.reserve import Ledger
+from router.cluster.peers import Peers
+from router.fleet.fleet import Fleet
 from router.gateway import Gateway
-from router.peers import Peers
-from router.reserve import Ledger
 from tests.events.helpers import ListEngine
 from tests.fakes.replica import DIGEST, FakeReplica
 from tests.router.gateway.house import ADMIN_KEY, SECRET

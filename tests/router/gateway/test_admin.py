@@ -11,7 +11,7 @@ import pytest
 from events.decision import RouteDecision, RouteOutcome
 from events.errors import CoreError
 from events.subjects import split
-from router.gate import ADMIN_HEADER
+from router.tenancy.gate import ADMIN_HEADER
 from tests.fakes.replica import refuse, silent
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
 from tests.router.gateway.kit import until

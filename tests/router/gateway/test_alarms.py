@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from events.alarm import AlarmNotice
-from router.beacon import Beacon
-from router.fleet import Fleet
+from router.fleet.fleet import Fleet
+from router.telemetry.beacon import Beacon
 from tests.router.gateway.house import House
 from tests.router.gateway.kit import until
 

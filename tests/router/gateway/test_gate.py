@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 from configs.schema import RouterConfig, TenantConfig
 from events.errors import UserError
 from events.request import SamplingParams
-from router.dispatch import Job
-from router.gate import ADMIN_HEADER, Gate
-from router.prefixes import MAX_PREFIXES, PublicPrefixes
-from router.tenants import MAX_KEYS, MAX_TENANTS, TenantChange, Tenants, hash_key, scope_salt
+from router.dispatch.dispatch import Job
+from router.tenancy.gate import ADMIN_HEADER, Gate
+from router.tenancy.prefixes import MAX_PREFIXES, PublicPrefixes
+from router.tenancy.tenants import (
+    MAX_KEYS,
+    MAX_TENANTS,
+    TenantChange,
+    Tenants,
+    hash_key,
+    scope_salt,
+)
 from tests.router.gateway.kit import job
 
 KEY = b"\1" * 32

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Plain
 
-from router.histogram import Histogram
+from router.telemetry.histogram import Histogram
 
 BOUNDS = (0.001, 0.25, 1.0)
 

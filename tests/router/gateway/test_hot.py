@@ -14,9 +14,10 @@ import pytest
 from configs.model.card import ModelCard
 from events.scale import ScaleSignal
 from events.secrets import link_secret
-from router import beacon, replicate
-from router.compute import BACKGROUND_PRIORITY
-from router.tenants import TenantChange
+from router.replication import replicate
+from router.replication.compute import BACKGROUND_PRIORITY
+from router.telemetry import beacon
+from router.tenancy.tenants import TenantChange
 from tests.fakes.caching import CachingReplica
 from tests.fakes.replica import Call
 from tests.router.gateway.house import ADMIN_KEY, COMPLETION, KEYS, SECRET, House

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from configs.schema import TenantPolicy
 from events.errors import UserError
-from router.limits import Bucket, Limits
-from router.tenants import Tenant
+from router.tenancy.limits import Bucket, Limits
+from router.tenancy.tenants import Tenant
 from tests.fakes.replica import stall
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
 from tests.router.gateway.kit import until

@@ -11,10 +11,10 @@ from events.errors import CoreError, UserError
 from events.output import CacheCleared, LinkWelcome
 from events.request import LINK_VERSION, Abort, SamplingParams
 from events.wire import encode
-from router.address import AllowList
+from router.dispatch.address import AllowList
+from router.dispatch.failover import RetryBudget
+from router.dispatch.introduction import LinkTarget
 from router.errors import LinkRefusedError
-from router.failover import RetryBudget
-from router.introduction import LinkTarget
 from tests.fakes.replica import FakeReplica, die_in_stream, echo, refuse, silent
 from tests.router.gateway.kit import until
 from tests.router.gateway.rig import Rig, collect

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from events.errors import QUEUE_LONGER, CoreError, UserError
-from router.failover import RetryBudget
+from router.dispatch.failover import RetryBudget
 from router.openai.stream import DONE
 from tests.fakes.replica import Call, echo, stall
 from tests.router.gateway.house import CHAT, COMPLETION, House, events

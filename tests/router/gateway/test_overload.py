@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.bodies import Bodies
-from router.held import Held
+from router.serving.bodies import Bodies
+from router.waiting.held import Held
 from tests.fakes.replica import stall
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION, KEYS, House
 from tests.router.gateway.kit import until

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from configs.model.card import ModelCard
 from events.output import CoreDelta, CoreFinish, TokenLogprob, Usage
 from events.request import SamplingParams
-from router.answers import Answers
-from router.dispatch import Dispatcher
-from router.failover import RetryBudget, Run
-from router.metrics import Metrics
+from router.dispatch.dispatch import Dispatcher
+from router.dispatch.failover import RetryBudget, Run
+from router.dispatch.sink import AttemptSink, Direct, SinkLimits
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import ChatRequest, Controls
 from router.openai.stream import DONE, ReplyHead
-from router.pump import Pump
-from router.sink import AttemptSink, Direct, SinkLimits
-from router.sse import KEEP_ALIVE
+from router.serving.answers import Answers
+from router.serving.pump import Pump
+from router.serving.sse import KEEP_ALIVE
+from router.telemetry.metrics import Metrics
 from tests.router.gateway.house import events
 from tests.router.gateway.kit import Deaf, PlainChooser, job
 

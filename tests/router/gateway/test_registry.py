@@ -16,11 +16,11 @@ from configs.model.card import ModelCard
 from configs.schema import TenantConfig
 from events.errors import WireError
 from events.memory import MemoryBus, MemoryHub
-from router.alarms import Alarms
+from router.cluster.registry import OFFLINE, UNREADABLE, Registry
+from router.cluster.seal import Seal
+from router.cluster.shared import decode_tenant, encode_tenant
 from router.gateway import Gateway
-from router.registry import OFFLINE, UNREADABLE, Registry
-from router.seal import Seal
-from router.shared import decode_tenant, encode_tenant
+from router.telemetry.alarms import Alarms
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION
 from tests.router.gateway.kit import until
 from tests.router.gateway.street import Street

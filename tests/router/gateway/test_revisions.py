@@ -17,11 +17,11 @@ from configs.model.card import ModelCard, load_card
 from configs.schema import RevisionConfig
 from events.errors import CoreError
 from router import revisions as module
-from router.expected import MAIN
+from router.fleet.expected import MAIN
 from router.gateway import Gateway
-from router.mirror import MIRROR_PRIORITY
-from router.revisions import REVERTED, Share, _draw
-from router.watch import MIN_ATTEMPTS
+from router.revisions.mirror import MIRROR_PRIORITY
+from router.revisions.revisions import REVERTED, Share, _draw
+from router.revisions.watch import MIN_ATTEMPTS
 from tests.fakes.replica import FakeReplica, echo, refuse, silent
 from tests.fakes.tiny_model import write_tiny_gguf
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION, House

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from events.output import CoreDelta, CoreFinish, Usage
 from events.request import Abort, Hold, Resume
+from router.dispatch.sink import AttemptSink, SinkLimits, weight_bytes
 from router.errors import AttemptError, transport_failure
-from router.sink import AttemptSink, SinkLimits, weight_bytes
 
 CHILDREN = 2
 LIMITS = SinkLimits(buffer_bytes=2_000, slow_reader_s=1_000.0)

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.decision import RouteDecision
-from router.route import Outcome
-from router.shares import WarmShares
-from router.tally import NAMED, OTHERS
-from router.tenant_tally import Tallies, merged
-from tests.router.brain.kit import World, prompt
+from router.choice.route import Outcome
+from router.telemetry.tally import NAMED, OTHERS
+from router.tenancy.shares import WarmShares
+from router.tenancy.tenant_tally import Tallies, merged
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
+from tests.router.kit import World, prompt
 
 
 def test_labels_are_few_and_totals_are_kept() -> None:

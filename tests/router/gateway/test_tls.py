@@ -17,9 +17,9 @@ from configs.load import ConfigError
 from configs.schema import TlsConfig
 from events.secrets import link_secret
 from events.tls import check_mutual, client_context, server_context
-from router.address import AllowList
-from router.introduction import LinkTarget, RouterIdentity
-from router.links import Links
+from router.dispatch.address import AllowList
+from router.dispatch.introduction import LinkTarget, RouterIdentity
+from router.dispatch.links import Links
 from tests.fakes.papers import make_papers
 from tests.router.gateway.house import CHAT, SECRET
 from tests.router.gateway.kit import until

@@ -11,7 +11,7 @@ from configs.model.card import ModelCard, load_card
 from router.openai.limits import limits_of
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import Limits
-from router.render import Renderer
+from router.rendering.render import Renderer
 from tests.fakes.tiny_model import write_tiny_gguf
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from events.errors import UserError
-from router.offload import Offload
+from router.rendering.offload import Offload
 
 
 class Gate:

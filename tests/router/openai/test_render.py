@@ -17,8 +17,8 @@ from configs.model.card import ModelCard
 from events.errors import UserError
 from router.openai.parse import parse_chat
 from router.openai.schema import Limits
-from router.pieces import INLINE_CHARS
-from router.render import RenderBounds, RenderedPrompt, Renderer
+from router.rendering.pieces import INLINE_CHARS
+from router.rendering.render import RenderBounds, RenderedPrompt, Renderer
 from tests.router.openai.bodies import USER, chat_body
 
 MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_start|>assistant\n", "<|im_")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.textcache import TextCache, pack
+from router.rendering.textcache import TextCache, pack
 
 BIG = 10**9
 

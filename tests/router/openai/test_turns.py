@@ -6,8 +6,8 @@ import pytest
 
 from configs.model.card import ModelCard
 from configs.model.template import ChatTemplate
-from router.textcache import TextCache
-from router.turns import Turns
+from router.rendering.textcache import TextCache
+from router.rendering.turns import Turns
 
 MARKERS = {"<|end|>": 0, "<|head|>": 1, "<|/head|>": 2}
 HEADERS = (

@@ -15,7 +15,7 @@ from events.kvevents import decode_batch
 from events.load import KVLayout
 from kvstore.identity import Namespace, chain
 from replica.cache.journal import Journal
-from router.tenants import scope_salt, scope_tag
+from router.tenancy.tenants import scope_salt, scope_tag
 from tests.fakes.kv_publisher import CLEARED, as_array, removed, stored
 from tools.bridge import cache as module
 from tools.bridge.cache import EngineCache

@@ -15,7 +15,7 @@ from configs.schema import BackendConfig
 from events.nats import connect
 from events.server import EmbeddedNats
 from router.backends.roster import Backend
-from router.tenants import scope_tag
+from router.tenancy.tenants import scope_tag
 from tests.fakes.kv_publisher import CLEARED, KvPublisher, removed, stored
 from tests.router.backends.house import ForeignHouse
 from tests.router.gateway.house import KEYS, SECRET

@@ -1,0 +1,1 @@
+"""One request, one replica: what each would cost, which is taken, what is reserved."""

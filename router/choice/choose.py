@@ -1,0 +1,372 @@
+"""The choice: survey, pick, reserve, in one synchronous call; and its bookkeeping until the end.
+
+Implements router.route.Chooser. No await lies between a choice and its reservation, so a burst sees
+itself. Every reservation is released exactly once: by its outcome, its expiry, or a new life.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+from msgspec import Struct
+
+from configs.schema import RouterConfig
+from events.decision import RouteDecision, RouteOutcome
+from router.choice.cost import TERMS
+from router.choice.decisions import DecisionLog
+from router.choice.reserve import Ledger, Reservation
+from router.choice.route import NoReplica, Outcome, RouteQuery
+from router.choice.score import Field, Scored, Scorer
+from router.choice.shadow import Shadow
+from router.cluster.marks import marks_of
+from router.cluster.peers import Peers
+from router.fleet.fleet import Fleet
+from router.fleet.trust import Prediction
+from router.locality.optimistic import OptimisticEntries
+from router.policies import make_policy
+from router.policies.base import Candidates, Pick
+from router.telemetry.accuracy import Accuracy
+from router.telemetry.alarms import Clock
+
+OPTIMISTIC_TTL_S = 5.0
+APPROXIMATE_TTL_S = 120.0
+"""How long a sent prompt counts as held where no digest ever confirms it."""
+
+EXPIRY_GRACE_S = 30.0
+FIRST_OUTPUT_GUESS_TOKENS = 128.0
+OUTPUT_LEARNING_RATE = 0.02
+RETRY_S = 2.0
+MAX_RETRY_S = 60.0
+
+_SCORE, _SAVED = map(TERMS.index, ("score", "saved_prefill_ms"))
+
+OnDecision = Callable[[RouteDecision], None]
+OnOutcome = Callable[[RouteOutcome], None]
+
+
+class _Open(Struct):
+    """A decision that has no outcome yet."""
+
+    decision: RouteDecision
+    query: RouteQuery
+    boot: int
+    prediction: Prediction
+    expires_s: float
+    answered: bool = False
+    observed: bool = False
+
+
+class RouterBrain:
+    """Chooses replicas. `router_boot` is this router's life, as load reports name it; minted here
+    when none is given."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        config: RouterConfig,
+        clock: Clock = time.monotonic,
+        rng: random.Random | None = None,
+        on_decision: OnDecision | None = None,
+        on_outcome: OnOutcome | None = None,
+        router_boot: str | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.rng = rng or random.Random()
+        self.router_boot = router_boot or f"{config.id}-{self.rng.getrandbits(64):016x}"
+        self.ledger = Ledger()
+        self.optimistic = OptimisticEntries()
+        self.decisions = DecisionLog(config.decisions_kept)
+        self.accuracy = Accuracy()
+        self._config = config
+        self._clock = clock
+        self._policy = make_policy(config.policy)
+        self.shadow = Shadow(config.shadow_policy, clock)
+        self.peers = Peers(self.ledger.changed)
+        self._scorer = Scorer(fleet, self.ledger, self.optimistic, self.router_boot, self.peers)
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._dispatch_seq = 0
+        self._output_tokens = FIRST_OUTPUT_GUESS_TOKENS
+        self._on_decision = on_decision
+        self._on_outcome = on_outcome
+        fleet.on_fence(self._end_life)
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy in force."""
+        return self._policy.name
+
+    def set_policy(self, name: str) -> None:
+        """Choose by another rule from now on. Raises ValueError on an unknown name."""
+        self._policy = make_policy(name)
+
+    def decide(self, query: RouteQuery) -> RouteDecision | NoReplica:
+        """Filter, score, choose, reserve."""
+        now_s = self._clock()
+        self._tend(now_s)
+        field, pick = self._choose(query, now_s)
+        if isinstance(pick, NoReplica):
+            return pick
+        scored = field.scored(pick.candidate.replica)
+        self._dispatch_seq += 1
+        decision_id = f"{self.rng.getrandbits(64):016x}"
+        decision = self._decision(
+            query, field, pick, scored, decision_id, self._dispatch_seq, now_s
+        )
+        self._policy.placed(query, field.candidates(), pick)
+        self._reserve(decision, query, scored, now_s)
+        self.decisions.add(decision)
+        self.shadow.watch(query, field, decision)
+        if self._on_decision is not None:
+            self._on_decision(decision)
+        return decision
+
+    def survey(self, query: RouteQuery) -> Candidates:
+        """What each replica that could take it would cost now; empty where none can. Use it before
+        anything else is asked."""
+        now_s = self._clock()
+        self._tend(now_s)
+        return self._scorer.survey(query, self._output_tokens, now_s).candidates()
+
+    def explain(self, query: RouteQuery) -> RouteDecision | NoReplica:
+        """What `decide` would say now; nothing is reserved or remembered."""
+        now_s = self._clock()
+        self._tend(now_s)
+        field, pick = self._choose(query, now_s)
+        if isinstance(pick, NoReplica):
+            return pick
+        scored = field.scored(pick.candidate.replica)
+        return self._decision(query, field, pick, scored, "", 0, now_s)
+
+    @property
+    def output_tokens(self) -> float:
+        """The length to expect of an answer."""
+        return self._output_tokens
+
+    def uncached_tokens(self, query: RouteQuery) -> int:
+        """What of the prompt would have to be computed where most of it is warm."""
+        field = self._scorer.survey(query, self._output_tokens, self._clock())
+        return query.prompt_tokens - field.most_cached_tokens()
+
+    def first_token(
+        self, decision_id: str, cached_tokens: int | None, prompt_tokens: int, ttft_ms: float
+    ) -> None:
+        """The prefill is over. Idempotent; unknown ids are ignored."""
+        entry = self._open.get(decision_id)
+        if entry is None or entry.answered:
+            return
+        entry.answered = True
+        self.ledger.first_token(decision_id)
+        replica = entry.decision.replica
+        if cached_tokens is not None:
+            self._observe(entry, cached_tokens, ttft_ms)
+        query = entry.query
+        self.fleet.expect_shown(replica, entry.boot, query.chain, query.public_cut_blocks)
+        self.fleet.replica_alive(replica, entry.boot)
+
+    def assume_prefilled(self, decision_id: str) -> None:
+        """The prefill is taken to be over: only its reservation knows."""
+        self.ledger.first_token(decision_id)
+
+    def finish(self, decision_id: str, outcome: Outcome) -> None:
+        """Release, learn, record. Only the first call for a decision counts."""
+        if outcome.status == "ok" and outcome.ttft_ms is not None:
+            cached_tokens = outcome.cached_tokens if outcome.cached_told else None
+            self.first_token(decision_id, cached_tokens, outcome.prompt_tokens, outcome.ttft_ms)
+        entry = self._open.pop(decision_id, None)
+        if entry is None:
+            return
+        if outcome.status == "ok" and outcome.cached_told and outcome.ttft_ms is not None:
+            self._observe(entry, outcome.cached_tokens, outcome.ttft_ms)
+        self.ledger.release(decision_id)
+        self._learn(entry, outcome)
+        report = _report(entry.decision, outcome)
+        self.decisions.join(entry.decision, report)
+        if self._on_outcome is not None:
+            self._on_outcome(report)
+
+    def cache_cleared(self, replica: str) -> None:
+        """The replica was told to forget its cache: what was promised there is gone too."""
+        self.optimistic.forget_replica(replica)
+        self.peers.marks.forget_replica(replica)
+
+    def _choose(self, query: RouteQuery, now_s: float) -> tuple[Field, Pick | NoReplica]:
+        field = self._scorer.survey(query, self._output_tokens, now_s)
+        if not len(field):
+            return field, self._nobody(query, field, now_s)
+        late = _too_late(query, field)
+        if late is not None:
+            return field, late
+        return field, self._policy.pick(query, field.candidates(), self.rng)
+
+    def _nobody(self, query: RouteQuery, field: Field, now_s: float) -> NoReplica:
+        """Why nobody can take it, and when asking again may help."""
+        kept = field.shown()
+        reasons = field.reasons() - {"not_pinned"}
+        if query.pin is not None and not reasons:
+            return NoReplica("the replica asked for is not there", RETRY_S, kept)
+        if reasons == {"too_long"}:
+            return NoReplica("too_long", 0.0, kept)
+        waits = [
+            member.breaker.wait_s(now_s)
+            for member in self.fleet.members(query.pool)
+            if not member.misfits and member.linked
+        ]
+        retry_s = min((wait for wait in waits if wait > 0), default=RETRY_S)
+        return NoReplica("no replica can take the request now", retry_s, kept)
+
+    def _decision(
+        self,
+        query: RouteQuery,
+        field: Field,
+        pick: Pick,
+        scored: Scored,
+        decision_id: str,
+        dispatch_seq: int,
+        now_s: float,
+    ) -> RouteDecision:
+        return RouteDecision(
+            decision_id=decision_id,
+            request_id=query.request_id,
+            tenant=query.tenant,
+            policy=self._policy.name,
+            replica=pick.candidate.replica,
+            dispatch_seq=dispatch_seq,
+            attempt=query.attempt,
+            prompt_tokens=query.prompt_tokens,
+            predicted_cached_tokens=scored.cached_tokens,
+            predicted_ttft_ms=scored.ttft_ms,
+            reason="pinned" if query.pin is not None else pick.reason,
+            candidates=field.shown(pick.candidate.replica),
+            decided_us=1e6 * (self._clock() - now_s),
+            wall_time_ms=int(1e3 * time.time()),
+            router=self._config.id,
+            queued_tokens=pick.candidate.queued_prefill_tokens,
+            matched_tokens=scored.digest_blocks * query.block_tokens,
+            usable_tokens=scored.usable_tokens,
+            shared_blocks=field.candidates().longest(),
+            forced_off=_forced_off(field.candidates(), pick),
+            fit_replicas=len(field),
+        )
+
+    def _reserve(
+        self, decision: RouteDecision, query: RouteQuery, scored: Scored, now_s: float
+    ) -> None:
+        member, cached = scored.member, scored.cached_tokens
+        new_tokens = query.prompt_tokens - cached
+        expires_s = now_s + self._config.request_timeout_s + EXPIRY_GRACE_S
+        self.ledger.reserve(
+            Reservation(
+                decision_id=decision.decision_id,
+                replica=decision.replica,
+                dispatch_seq=decision.dispatch_seq,
+                prefill_tokens=new_tokens,
+                prefill_ms=member.prefill.predict_ms(cached, new_tokens),
+                context_tokens=query.prompt_tokens,
+                blocks=scored.new_blocks,
+                prefill_until_s=now_s + self._config.first_token_timeout_s + EXPIRY_GRACE_S,
+                expires_s=expires_s,
+                marks=marks_of(query.chain, scored.digest_blocks) if len(self.peers) else b"",
+            )
+        )
+        member.breaker.begin(now_s)
+        if scored.digest_blocks < len(query.chain):
+            until_s = now_s + self._optimistic_ttl_s(scored)
+            self.optimistic.remember(decision.replica, decision.decision_id, query.chain, until_s)
+        prediction = Prediction(
+            cached, scored.ttft_ms, decision.matched_tokens, decision.usable_tokens
+        )
+        self._open[decision.decision_id] = _Open(
+            decision, query, member.boot, prediction, expires_s
+        )
+
+    def _observe(self, entry: _Open, cached_tokens: int, ttft_ms: float) -> None:
+        """Prediction meets reality, once."""
+        if not entry.observed:
+            entry.observed = True
+            replica, query = entry.decision.replica, entry.query
+            self.fleet.observe(replica, entry.boot, entry.prediction, cached_tokens, ttft_ms)
+            self.accuracy.observe(
+                replica,
+                query.tenant,
+                query.block_tokens,
+                entry.prediction,
+                query.prompt_tokens,
+                cached_tokens,
+                ttft_ms,
+            )
+
+    def _optimistic_ttl_s(self, scored: Scored) -> float:
+        known = self.fleet.index.known(scored.member.replica)
+        if not known or scored.member.trust.nothing_matches:
+            return APPROXIMATE_TTL_S
+        return OPTIMISTIC_TTL_S + 1e-3 * min(scored.ttft_ms, 1e3 * APPROXIMATE_TTL_S)
+
+    def _learn(self, entry: _Open, outcome: Outcome) -> None:
+        replica, boot = entry.decision.replica, entry.boot
+        if outcome.replica_fault:
+            self.fleet.replica_failed(replica, boot)
+        elif outcome.status == "ok":
+            self.fleet.replica_served(replica, boot)
+            if entry.query.pin is None:
+                error = outcome.completion_tokens - self._output_tokens
+                self._output_tokens += OUTPUT_LEARNING_RATE * error
+        else:
+            self.fleet.replica_undecided(replica, boot)
+        kept = outcome.status == "ok" or (entry.answered and not outcome.replica_fault)
+        if not kept:
+            self.optimistic.forget_decision(entry.decision.decision_id)
+
+    def _tend(self, now_s: float) -> None:
+        self.fleet.check()
+        self.ledger.expire(now_s)
+        self.optimistic.expire(now_s)
+        while self._open and next(iter(self._open.values())).expires_s <= now_s:
+            self._open.popitem(last=False)
+
+    def _end_life(self, replica: str) -> None:
+        self.ledger.end_life(replica)
+        self.peers.end_life(replica)
+        self.optimistic.forget_replica(replica)
+
+
+def _forced_off(candidates: Candidates, pick: Pick) -> str:
+    """Whose warm blocks would have saved more, had less been waiting there; "" nobody's."""
+    most, chosen = candidates.longest(), pick.candidate
+    if chosen.overlap_blocks >= most:
+        return ""
+    best = int(np.where(candidates.overlaps == most, candidates.scores, -np.inf).argmax())
+    lost, won = candidates.terms[[best, candidates.replicas.index(chosen.replica)]]
+    forced = lost[_SAVED] > won[_SAVED] and lost[_SCORE] < won[_SCORE]
+    return candidates.replicas[best] if forced else ""
+
+
+def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:
+    """Refuse early what even the soonest replica can't start in time. Only a queue that others may
+    leave makes a refusal useful: where none stands, the estimate alone refuses nobody."""
+    if query.ttft_deadline_ms is None:
+        return None
+    soonest_ms = field.soonest_ms()
+    if soonest_ms <= query.ttft_deadline_ms or field.least_queued_tokens() <= 0:
+        return None
+    retry_s = min(MAX_RETRY_S, max(1.0, 1e-3 * (soonest_ms - query.ttft_deadline_ms)))
+    return NoReplica("deadline", retry_s, field.shown())
+
+
+def _report(decision: RouteDecision, outcome: Outcome) -> RouteOutcome:
+    return RouteOutcome(
+        decision_id=decision.decision_id,
+        replica=decision.replica,
+        status=outcome.status,
+        cached_tokens=outcome.cached_tokens,
+        prompt_tokens=outcome.prompt_tokens,
+        completion_tokens=outcome.completion_tokens,
+        ttft_ms=outcome.ttft_ms,
+        e2e_ms=outcome.e2e_ms,
+        wall_time_ms=int(1e3 * time.time()),
+        matched_tokens=decision.matched_tokens,
+        usable_tokens=decision.usable_tokens,
+    )

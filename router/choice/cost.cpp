@@ -1,0 +1,151 @@
+// What one request costs on each replica: router/choice/cost.py has the twin in NumPy, which says what the
+// terms mean. The order of the operations is the same in both, so that the results are equal.
+
+#include <cmath>
+#include <cstdint>
+
+namespace {
+
+struct Row {
+    double context_limit, total_blocks, barred, admits_from_s, load_at_s, digest_at_s, unknown,
+        trust, a, b, c, base, per_row, per_context, step_tokens, max_running, failures, unreported, requests,
+        rows, context_tokens, backlog_ms, unseen_prefill_ms, queued_tokens, free_blocks,
+        cached_blocks, reused;
+};
+
+struct Ask {
+    double now_s, prompt_tokens, output_tokens, block_tokens, deadline_ms, unheard_s, min_match;
+};
+
+struct Weights {
+    double own_decode, harm, occupancy, crowd, max_occupancy, lateness, suspect_ms,
+        max_ageing_ms, fresh_s, half_life_s;
+};
+
+double above(double low, double x) { return x > low ? x : low; }
+double below(double high, double x) { return x < high ? x : high; }
+
+double prefill_ms(const Row &r, double p, double q) {
+    return above(0.0, r.a + r.b * q + r.c * (p * q + q * (q + 1) / 2));
+}
+
+double decode_ms(const Row &r, double rows, double context) {
+    return above(0.0, r.base + r.per_row * rows + r.per_context * context);
+}
+
+double queue_ms(const Row &r, const Ask &ask, const Weights &weights) {
+    const double age_ms = below(1e3 * (ask.now_s - r.load_at_s), weights.max_ageing_ms);
+    return above(0.0, r.backlog_ms - age_ms) + r.unseen_prefill_ms;
+}
+
+enum { FIT, NOT_ASKED, TOO_LONG, BARRED, BREAKER, UNHEARD };
+
+// Who may take it. While some are heard, who is not may well hang; where nobody is, it is the bus.
+long filter(const Row *table, long n, const Ask &ask, const uint8_t *asked, uint8_t *state) {
+    const double needed = std::ceil((ask.prompt_tokens + 1) / ask.block_tokens);
+    long fit = 0, heard = 0;
+    for (long i = 0; i < n; i++) {
+        const Row &r = table[i];
+        if (!asked[i]) state[i] = NOT_ASKED;
+        else if (ask.prompt_tokens >= r.context_limit || needed > r.total_blocks) state[i] = TOO_LONG;
+        else if (r.barred) state[i] = BARRED;
+        else if (ask.now_s < r.admits_from_s) state[i] = BREAKER;
+        else {
+            state[i] = FIT;
+            fit++;
+            heard += !(ask.now_s - r.load_at_s > ask.unheard_s);
+        }
+    }
+    if (!heard || heard == fit) return fit;
+    for (long i = 0; i < n; i++)
+        if (state[i] == FIT && ask.now_s - table[i].load_at_s > ask.unheard_s) state[i] = UNHEARD;
+    return heard;
+}
+
+// Places of the `keep` best scores, best first, ties in order: most never get past the worst kept.
+void find_best(const double *terms, long width, long fit, int64_t *best, long keep) {
+    long kept = 0;
+    for (long place = 0; place < fit; place++) {
+        const double score = terms[place * width];
+        if (kept == keep && !(score > terms[best[kept - 1] * width])) continue;
+        long at = kept < keep ? kept++ : keep - 1;
+        for (; at > 0 && score > terms[best[at - 1] * width]; at--) best[at] = best[at - 1];
+        best[at] = place;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const uint8_t *asked,
+              const int32_t *depths, uint8_t *state, double *terms_of, int64_t *best, long keep) {
+    const Ask &ask = *asks;
+    const long fit = filter(table, n, ask, asked, state);
+    double idle_ms = INFINITY, crowd_ms = INFINITY;
+    for (long i = 0; i < n; i++) {
+        if (state[i] != FIT) continue;
+        idle_ms = below(idle_ms, prefill_ms(table[i], 0, ask.prompt_tokens));
+        crowd_ms = below(crowd_ms, queue_ms(table[i], ask, *w));
+    }
+    double *out = terms_of;
+    const double blocks = std::ceil((ask.prompt_tokens + ask.output_tokens) / ask.block_tokens);
+    for (long i = 0; i < n; i++) {
+        if (state[i] != FIT) continue;
+        const Row &r = table[i];
+        double overlap = depths[i];
+        double cached = below(ask.prompt_tokens - 1, overlap * ask.block_tokens);
+        if (cached < ask.min_match) cached = overlap = 0.0;
+        const double queued_ms = queue_ms(r, ask, *w);
+        const double cold_ms = prefill_ms(r, 0, ask.prompt_tokens);
+        const double warm_ms = below(cold_ms, prefill_ms(r, cached, ask.prompt_tokens - cached));
+        const double stale_s = above(0.0, ask.now_s - r.digest_at_s - w->fresh_s);
+        const double credit =
+            r.unknown || !stale_s ? r.trust : r.trust * std::exp2(-stale_s / w->half_life_s);
+        const double saved_ms = credit * (cold_ms - warm_ms), own_ms = cold_ms - saved_ms;
+        double mixing_ms = 0.0;
+        if (r.rows > 0) {
+            const double new_tokens = ask.prompt_tokens - cached;
+            mixing_ms = std::ceil((r.queued_tokens + new_tokens) / r.step_tokens) *
+                        above(0.0, r.per_row * r.rows + r.per_context * r.context_tokens);
+        }
+        const double ttft_ms = queued_ms + own_ms + mixing_ms;
+        const double needed = blocks - std::floor(cached / ask.block_tokens);
+        const double alone = decode_ms(r, 1, ask.prompt_tokens);
+        const double shared =
+            decode_ms(r, r.requests + 1, r.context_tokens + ask.prompt_tokens);
+        const double decode_share_ms =
+            mixing_ms + w->own_decode * ask.output_tokens * above(0.0, shared - alone);
+        const double crowding = cold_ms > 0 ? w->crowd * crowd_ms / cold_ms : 0.0;
+        const double occupancy = below(w->max_occupancy, w->occupancy + crowding);
+        const double harm_ms = own_ms * (occupancy + w->harm * above(0.0, r.rows));
+        const double free = above(0.0, r.free_blocks);
+        double eviction_ms = 0.0;
+        if (!r.unreported && needed > 0) {
+            const double full = 1.0 - below(1.0, free / above(1.0, r.total_blocks));
+            const double evicted =
+                below(r.cached_blocks, above(needed - free, needed * (full * full)));
+            eviction_ms = r.reused * r.b * evicted * ask.block_tokens;
+        }
+        const double slots = above(1.0, r.max_running);
+        const double ahead = above(0.0, r.requests + 1 - slots);
+        const double step_ms = decode_ms(r, below(slots, r.requests), r.context_tokens);
+        const double lacking = above(0.0, needed - free - r.cached_blocks);
+        const bool suspect =
+            r.unreported || r.failures || ask.now_s - r.load_at_s > ask.unheard_s;
+        const double overload_ms = ahead / slots * ask.output_tokens * step_ms +
+                                   2.0 * r.b * lacking * ask.block_tokens +
+                                   (suspect ? w->suspect_ms * above(1.0, r.failures) : 0.0);
+        const double lateness_ms = w->lateness * above(0.0, ttft_ms - ask.deadline_ms);
+        const double cost_ms = (queued_ms + own_ms + decode_share_ms + harm_ms) +
+                               (eviction_ms + overload_ms + lateness_ms);
+        const double terms[] = {idle_ms - cost_ms, saved_ms, queued_ms, own_ms, decode_share_ms,
+                                harm_ms, eviction_ms, overload_ms, lateness_ms, ttft_ms, overlap,
+                                cached, needed, credit * cached};
+        for (double term : terms) *out++ = term;
+    }
+    if (fit) find_best(terms_of, (out - terms_of) / fit, fit, best, keep);
+    return fit;
+}
+
+}  // extern "C"

@@ -1,0 +1,316 @@
+"""What one request would cost on each replica, in milliseconds: the terms of the choice.
+
+Pure arithmetic over the replicas' published time models, their load, and what this router has
+booked there beyond it, for all replicas of a pool at once. The lowest cost wins; what is shown are
+these very terms. Native where a compiler is there, else the NumPy twin, which is also the text to
+read: a test holds both to the same results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+
+from configs.native import CompileError, NativeSource, address, load_object
+from router.fleet.member import SUSPECT_LOAD_AGE_S
+
+log = logging.getLogger(__name__)
+
+KERNELS = NativeSource("cost", Path(__file__).parent, ("cost.cpp",), flags=("-ffp-contract=off",))
+
+OWN_DECODE_WEIGHT = 0.1
+"""A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
+HARM_WEIGHT = 0.05
+OCCUPANCY_WEIGHT = 0.25
+CROWD_WEIGHT = 1
+MAX_OCCUPANCY_WEIGHT = 4.0
+"""Who comes next waits for this prefill too: of two ways to the same TTFT the cheaper one wins, so
+siblings of a cold prefix wait for it rather than compute it everywhere."""
+
+LATENESS_WEIGHT = 4.0
+SUSPECT_MS = 250.0
+MAX_BACKLOG_AGEING_MS = 500.0
+FRESH_DIGEST_S = 5.0
+DIGEST_HALF_LIFE_S = 15.0
+MIN_MATCH_TOKENS = 32
+"""A shorter match is not worth following, and may be a digest's false positive."""
+
+_WEIGHTS = np.array(
+    [
+        OWN_DECODE_WEIGHT, HARM_WEIGHT, OCCUPANCY_WEIGHT, CROWD_WEIGHT,
+        MAX_OCCUPANCY_WEIGHT, LATENESS_WEIGHT, SUSPECT_MS, MAX_BACKLOG_AGEING_MS, FRESH_DIGEST_S,
+        DIGEST_HALF_LIFE_S,
+    ],
+    np.float64,
+)  # fmt: skip
+
+_WEIGHTS_AT = address(_WEIGHTS)
+
+ROW = (
+    "context_limit", "total_blocks", "barred", "admits_from_s", "load_at_s", "digest_at_s",
+    "unknown", "trust", "a", "b", "c", "base", "per_row", "per_context", "step_tokens",
+    "max_running", "failures", "unreported", "requests", "rows", "context_tokens", "backlog_ms",
+    "unseen_prefill_ms", "queued_tokens", "free_blocks", "cached_blocks", "reused",
+)  # fmt: skip
+"""What a row of the table says of one replica; router/fleet/board.py fills it."""
+
+TERMS = (
+    "score", "saved_prefill_ms", "queue_ms", "prefill_ms", "decode_share_ms", "harm_ms",
+    "eviction_ms", "overload_ms", "lateness_ms", "ttft_ms", "overlap_blocks", "cached_tokens",
+    "new_blocks", "usable_tokens",
+)  # fmt: skip
+"""What a row of the answer says of one candidate."""
+
+BEST = 16
+"""Candidates whose places are found along with the prices."""
+
+FIT, NOT_ASKED, TOO_LONG, BARRED, BREAKER, UNHEARD = range(6)
+"""Why a replica is no candidate."""
+
+
+class Demand(Struct, frozen=True):
+    """What the request asks of any replica; the deadline in ms from now."""
+
+    prompt_tokens: int
+    output_tokens: float
+    block_tokens: int
+    ttft_deadline_ms: float | None
+
+    def numbers(self, now_s: float) -> tuple[float, ...]:
+        """As the kernel reads them."""
+        deadline_ms = math.inf if self.ttft_deadline_ms is None else self.ttft_deadline_ms
+        return (
+            now_s,
+            self.prompt_tokens,
+            self.output_tokens,
+            self.block_tokens,
+            deadline_ms,
+            SUSPECT_LOAD_AGE_S,
+            MIN_MATCH_TOKENS,
+        )
+
+
+class Sheet:
+    """One pool's numbers: what is known of each replica, `table` (float64 (replicas, len(ROW))),
+    and room for one answer, which the next choice takes again."""
+
+    __slots__ = ("at", "best", "state", "table", "terms")
+
+    def __init__(self, replicas: int) -> None:
+        self.table = np.zeros((replicas, len(ROW)))
+        self.state = np.empty(replicas, np.uint8)
+        self.terms = np.empty((replicas, len(TERMS)))
+        self.best = np.empty(BEST, np.int64)
+        self.at = tuple(map(address, (self.table, self.state, self.terms, self.best)))
+
+
+Prices = tuple[np.ndarray, np.ndarray, list[int]]
+"""State of each replica, uint8 (n,); terms of each candidate, float64 (fit, len(TERMS)); rows of
+the `BEST` best scores among them, best first, ties in order."""
+
+
+class Pricer(Protocol):
+    """Filters and prices a whole pool."""
+
+    def price(
+        self, sheet: Sheet, demand: Demand, asked: np.ndarray, depths: np.ndarray, now_s: float
+    ) -> Prices:
+        """The answer lies in the sheet: use it before it is priced again.
+
+        `asked` is uint8 (n,), `depths` int32 (n,): the leading blocks that each is believed to
+        hold."""
+
+
+class NativePricer:
+    """Compiled from cost.cpp."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def price(
+        self, sheet: Sheet, demand: Demand, asked: np.ndarray, depths: np.ndarray, now_s: float
+    ) -> Prices:
+        table, state, terms, best = sheet.at
+        fit = self._library.wr_price(
+            table,
+            len(sheet.state),
+            _Ask(*demand.numbers(now_s)),
+            _WEIGHTS_AT,
+            address(asked),
+            address(depths),
+            state,
+            terms,
+            best,
+            BEST,
+        )
+        return sheet.state, sheet.terms[:fit], sheet.best[:fit].tolist()
+
+
+class NumpyPricer:
+    """The same without a compiler."""
+
+    def price(
+        self, sheet: Sheet, demand: Demand, asked: np.ndarray, depths: np.ndarray, now_s: float
+    ) -> Prices:
+        state = _states(sheet.table, demand, asked, now_s)
+        fit = np.flatnonzero(state == FIT)
+        if not fit.size:
+            return state, np.empty((0, len(TERMS))), []
+        rows, overlap = _Rows(sheet.table[fit]), depths[fit].astype(np.float64)
+        terms = _terms(rows, demand, overlap, now_s)
+        return state, terms, np.argsort(-terms[:, 0], kind="stable")[:BEST].tolist()
+
+
+class _Rows:
+    """Columns of the table by their names."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        for name, column in zip(ROW, table.T, strict=True):
+            setattr(self, name, column)
+
+    def prefill_ms(self, cached: np.ndarray | float, new: np.ndarray | float) -> np.ndarray:
+        """As PrefillFit.predict_ms."""
+        work = cached * new + new * (new + 1) / 2
+        return np.maximum(0.0, self.a + self.b * new + self.c * work)
+
+    def decode_ms(self, rows: np.ndarray | float, context: np.ndarray | float) -> np.ndarray:
+        """As DecodeFit.predict_ms."""
+        return np.maximum(0.0, self.base + self.per_row * rows + self.per_context * context)
+
+    def queue_ms(self, now_s: float) -> np.ndarray:
+        """A published backlog shrinks while nobody reports."""
+        age_ms = np.minimum(MAX_BACKLOG_AGEING_MS, 1e3 * (now_s - self.load_at_s))
+        return np.maximum(0.0, self.backlog_ms - age_ms) + self.unseen_prefill_ms
+
+    def credit(self, now_s: float) -> np.ndarray:
+        """How much of a match counts, in [0, 1]: trust, and the age of the digest."""
+        stale_s = np.maximum(0.0, now_s - self.digest_at_s - FRESH_DIGEST_S)
+        faded = self.trust * np.exp2(-stale_s / DIGEST_HALF_LIFE_S)
+        return np.where(self.unknown != 0, self.trust, faded)
+
+
+def _states(table: np.ndarray, demand: Demand, asked: np.ndarray, now_s: float) -> np.ndarray:
+    """Who may take it. While some are heard, who is not may well hang; where nobody is, it is the
+    bus that is silent."""
+    at = _Rows(table)
+    needed = math.ceil((demand.prompt_tokens + 1) / demand.block_tokens)
+    too_long = (demand.prompt_tokens >= at.context_limit) | (needed > at.total_blocks)
+    state = np.select(
+        [asked == 0, too_long, at.barred != 0, now_s < at.admits_from_s],
+        [NOT_ASKED, TOO_LONG, BARRED, BREAKER],
+        FIT,
+    ).astype(np.uint8)
+    unheard = (state == FIT) & (now_s - at.load_at_s > SUSPECT_LOAD_AGE_S)
+    if unheard.sum() < (state == FIT).sum():
+        state[unheard] = UNHEARD
+    return state
+
+
+def _terms(at: _Rows, demand: Demand, overlap: np.ndarray, now_s: float) -> np.ndarray:
+    prompt, block = demand.prompt_tokens, demand.block_tokens
+    cached = np.minimum(prompt - 1.0, overlap * block)
+    overlap = np.where(cached < MIN_MATCH_TOKENS, 0.0, overlap)
+    cached = np.where(cached < MIN_MATCH_TOKENS, 0.0, cached)
+    queue_ms, cold_ms = at.queue_ms(now_s), at.prefill_ms(0, prompt)
+    warm_ms = np.minimum(cold_ms, at.prefill_ms(cached, prompt - cached))
+    credit = at.credit(now_s)
+    saved_ms = credit * (cold_ms - warm_ms)
+    prefill_ms = cold_ms - saved_ms
+    mixing_ms = _mixing_ms(at, prompt - cached)
+    ttft_ms = queue_ms + prefill_ms + mixing_ms
+    blocks = math.ceil((prompt + demand.output_tokens) / block)
+    needed = blocks - np.floor(cached / block)
+    decode_share_ms = mixing_ms + _own_decode_ms(at, demand)
+    occupancy = _occupancy(queue_ms.min(), cold_ms)
+    harm_ms = prefill_ms * (occupancy + HARM_WEIGHT * np.maximum(0.0, at.rows))
+    eviction_ms = _eviction_ms(at, needed, block)
+    overload_ms = _overload_ms(at, demand, needed, now_s)
+    deadline_ms = math.inf if demand.ttft_deadline_ms is None else demand.ttft_deadline_ms
+    lateness_ms = LATENESS_WEIGHT * np.maximum(0.0, ttft_ms - deadline_ms)
+    cost_ms = queue_ms + prefill_ms + decode_share_ms + harm_ms
+    cost_ms = cost_ms + (eviction_ms + overload_ms + lateness_ms)
+    score = cold_ms.min() - cost_ms
+    return np.stack(
+        [
+            score, saved_ms, queue_ms, prefill_ms, decode_share_ms, harm_ms, eviction_ms,
+            overload_ms, lateness_ms, ttft_ms, overlap, cached, needed, credit * cached,
+        ],
+        axis=1,
+    )  # fmt: skip
+
+
+def _occupancy(crowd_ms: float, cold_ms: np.ndarray) -> np.ndarray:
+    """What a ms of the engine is worth to those who come next: more, when even the shortest queue
+    is long."""
+    asked = np.where(cold_ms > 0, cold_ms, math.inf)
+    return np.minimum(MAX_OCCUPANCY_WEIGHT, OCCUPANCY_WEIGHT + CROWD_WEIGHT * crowd_ms / asked)
+
+
+def _mixing_ms(at: _Rows, new_tokens: np.ndarray) -> np.ndarray:
+    """The running decodes share every step of the prefills ahead and of our own."""
+    steps = np.ceil((at.queued_tokens + new_tokens) / at.step_tokens)
+    step_ms = np.maximum(0.0, at.per_row * at.rows + at.per_context * at.context_tokens)
+    return np.where(at.rows > 0, steps * step_ms, 0.0)
+
+
+def _own_decode_ms(at: _Rows, demand: Demand) -> np.ndarray:
+    alone = at.decode_ms(1, demand.prompt_tokens)
+    shared = at.decode_ms(at.requests + 1, at.context_tokens + demand.prompt_tokens)
+    return OWN_DECODE_WEIGHT * demand.output_tokens * np.maximum(0.0, shared - alone)
+
+
+def _eviction_ms(at: _Rows, needed: np.ndarray, block_tokens: int) -> np.ndarray:
+    """Cached blocks that must go, by what it takes to compute them again and how likely that is:
+    where much of all prompts is found cached, what is cached is needed. The fuller a replica, the
+    sooner it must evict, so room that is left elsewhere is used first."""
+    free = np.maximum(0.0, at.free_blocks)
+    full = 1.0 - np.minimum(1.0, free / np.maximum(1.0, at.total_blocks))
+    evicted = np.minimum(at.cached_blocks, np.maximum(needed - free, needed * (full * full)))
+    told = (at.unreported == 0) & (needed > 0)
+    return np.where(told, at.reused * at.b * evicted * block_tokens, 0.0)
+
+
+def _overload_ms(at: _Rows, demand: Demand, needed: np.ndarray, now_s: float) -> np.ndarray:
+    """Waiting for a running slot, computing again what lack of KV preempts, and suspicion."""
+    slots = np.maximum(1.0, at.max_running)
+    ahead = np.maximum(0.0, at.requests + 1 - slots)
+    step_ms = at.decode_ms(np.minimum(slots, at.requests), at.context_tokens)
+    slot_ms = ahead / slots * demand.output_tokens * step_ms
+    short = np.maximum(0.0, needed - np.maximum(0.0, at.free_blocks) - at.cached_blocks)
+    short_ms = 2.0 * at.b * short * demand.block_tokens
+    suspect = (at.unreported != 0) | (at.failures != 0)
+    suspect |= now_s - at.load_at_s > SUSPECT_LOAD_AGE_S
+    return slot_ms + short_ms + np.where(suspect, SUSPECT_MS * np.maximum(1.0, at.failures), 0.0)
+
+
+class _Ask(ctypes.Structure):
+    _fields_ = [(f"number_{index}", ctypes.c_double) for index in range(7)]
+
+
+@cache
+def pricer() -> Pricer:
+    """The fastest there is here; compiles it at the first call on a machine."""
+    try:
+        return NativePricer(declared(load_object(KERNELS)))
+    except CompileError as error:
+        log.warning("no native cost, NumPy prices replicas: %s", error)
+        return NumpyPricer()
+
+
+def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """With argument types, so that a wrong call fails in Python."""
+    pointer, long = ctypes.c_void_p, ctypes.c_long
+    library.wr_price.argtypes = [pointer, long, ctypes.POINTER(_Ask), *[pointer] * 6, long]
+    library.wr_price.restype = long
+    return library
+
+
+if __name__ == "__main__":
+    pricer()

@@ -1,0 +1,1 @@
+"""What routers tell each other, and the settings that they share."""

@@ -1,0 +1,1 @@
+"""Carrying one request to a replica and its deltas back; going on elsewhere when it breaks."""

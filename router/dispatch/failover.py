@@ -1,0 +1,251 @@
+"""One request across its attempts: where one replica breaks off, another one goes on.
+
+Before the first delta the next replica starts anew. Behind it the next one continues from what was
+delivered, so that the reader sees one stream: nothing twice, nothing missing. Where that can't be
+done the request ends with an error, never with a clean end. Either way it needs an attempt left,
+time left, and credit in the budget that all requests share, so that a broken fleet is not hit with
+several times its traffic. What a lost replica had in flight moves elsewhere once without credit:
+however much it was, it comes from there no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import NoReturn
+
+from events.errors import InvariantError, UserError
+from events.output import CoreDelta
+from router.backends.attempt import ForeignAttempt
+from router.dispatch.delivered import Delivered
+from router.dispatch.dispatch import Attempt, Dispatcher, Job, Leg
+from router.dispatch.sink import Direct, merge
+from router.errors import AttemptError, timeout_failure
+
+STALL_S = 10.0
+"""A deadline that passes while the replica was silent for this long is held against it."""
+
+
+class RetryBudget:
+    """Each request brings `ratio` of a retry, up to `most`; a retry takes one."""
+
+    def __init__(self, ratio: float = 0.2, most: float = 20.0) -> None:
+        self._ratio = ratio
+        self._most = most
+        self._credit = most
+
+    def deposit(self) -> None:
+        """A request came."""
+        self._credit = min(self._most, self._credit + self._ratio)
+
+    def withdraw(self) -> bool:
+        """Whether one more retry is allowed; takes it."""
+        if self._credit < 1.0:
+            return False
+        self._credit -= 1.0
+        return True
+
+
+class Run:
+    """A request being answered. Use as a context manager: leaving it releases everything, and
+    tells the replica to stop unless the answer is complete.
+
+    `whole`: the answer is delivered at its end, in one piece. Until then it can be begun anew
+    where nobody can continue. `grow` is told how many tokens have come. `may_relay`: the choice may
+    fall on a backend of another kind; `next` then raises ForeignChosenError."""
+
+    def __init__(
+        self,
+        job: Job,
+        dispatcher: Dispatcher,
+        budget: RetryBudget,
+        retries: int,
+        whole: bool = False,
+        grow: Callable[[int], None] | None = None,
+        may_relay: bool = False,
+    ) -> None:
+        self.job = job
+        self.delivered = False
+        self.may_relay = may_relay
+        self._begun = False
+        self._whole = whole
+        self._grow = grow
+        self._kept: list[CoreDelta] = []
+        self._record = Delivered(job.sampling.n)
+        self._dispatcher = dispatcher
+        self._budget = budget
+        self._retries = 0 if job.pin else retries
+        self._attempts = 0
+        self._failed: frozenset[str] = frozenset()
+        self._cause: AttemptError | None = None
+        self._attempt: Attempt | ForeignAttempt | None = None
+        self._started_s = self._waits_since_s = asyncio.get_running_loop().time()
+        budget.deposit()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._attempt is not None:
+            self._attempt.finish("client_gone")
+
+    @property
+    def attempt(self) -> Attempt | ForeignAttempt | None:
+        """The newest attempt; its decision names the replica that answers."""
+        return self._attempt
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is complete."""
+        return self._attempt is not None and self._attempt.answered
+
+    async def next(self, idle_s: float, direct: Direct | None = None) -> tuple[CoreDelta, ...]:
+        """The next deltas that did not go to `direct`, or () when there was none within `idle_s`.
+        Raises UserError."""
+        if self.done:
+            raise InvariantError("nothing comes after a complete answer")
+        loop = asyncio.get_running_loop()
+        wake_s = loop.time() + idle_s
+        while True:
+            try:
+                attempt = self._sent_attempt()
+                deadline_s = self.deadline_s()
+                async with asyncio.timeout_at(min(wake_s, deadline_s)):
+                    batch = await attempt.take(self._noting(direct) if direct else None)
+            except AttemptError as failure:
+                self.give_up_or_retry(failure)
+            except TimeoutError:
+                # Which limit it was, not what the clock says: a timer may fire a moment early.
+                if wake_s < deadline_s:
+                    return ()
+                self.time_out()
+            else:
+                self._begun = True
+                if deltas := self._deliver(batch):
+                    return deltas
+
+    def heard(self) -> None:
+        """A backend has begun to answer."""
+        self._begun = True
+
+    def grow(self, tokens: int) -> None:
+        """That many tokens have passed as bytes."""
+        if self._grow is not None:
+            self._grow(tokens)
+
+    def _noting(self, direct: Direct) -> Direct:
+        """What goes there is delivered."""
+
+        return Direct(direct.free, lambda delta: direct.give(self._note(delta)))
+
+    def _note(self, delta: CoreDelta) -> CoreDelta:
+        """The delta as the reader gets it: the one place where all that is delivered passes."""
+        if self._grow is not None:
+            self._grow(len(delta.token_ids))
+        return self._record.note(delta)
+
+    def _deliver(self, batch: tuple[CoreDelta, ...]) -> tuple[CoreDelta, ...]:
+        """What the reader gets of this batch."""
+        batch = tuple(map(self._note, batch))
+        if self._whole:
+            self._kept += batch
+            if not self.done:
+                return ()
+            batch = merge(self._kept)
+        self.delivered = True
+        return batch
+
+    def _sent_attempt(self) -> Attempt:
+        if self._attempt is None or self._attempt.finished:
+            self._attempts += 1
+            self._attempt = self._place()
+            self._attempt.send()
+        return self._attempt
+
+    def _place(self) -> Attempt | ForeignAttempt:
+        try:
+            return self._dispatcher.decide(self.job, self._leg())
+        except UserError:
+            if self._kept:
+                self._start_over()
+                return self._place()
+            # Nobody else is there: the first cause says more than "no replica".
+            if self._cause is None:
+                raise
+            if self._cause.rerouted and self._failed:
+                # The others have gone meanwhile: better a long queue than none.
+                self._failed = frozenset()
+                return self._place()
+            raise UserError(self._cause.error) from self._cause
+
+    def _leg(self) -> Leg:
+        now_s = asyncio.get_running_loop().time()
+        return Leg(
+            attempt=self._attempts,
+            failed=self._excluded(),
+            progress=self._record.progress(),
+            first_token_s=self.deadline_s() - now_s,
+            left_s=self._end_s - now_s,
+        )
+
+    @property
+    def _end_s(self) -> float:
+        """Loop time by which everything has to be over."""
+        return self._started_s + self.job.timeout_s
+
+    def _excluded(self) -> frozenset[str]:
+        return self._failed if self.may_relay else self._failed | self._dispatcher.backends
+
+    def deadline_s(self) -> float:
+        """Loop time by which the next thing has to happen."""
+        if self._begun:
+            return self._end_s
+        return min(self._end_s, self._waits_since_s + self.job.first_token_timeout_s)
+
+    def give_up_or_retry(self, failure: AttemptError) -> None:
+        """The attempt ended so; returns when there may be another. Raises UserError."""
+        attempt = self._attempt
+        assert attempt is not None
+        attempt.fail(failure)
+        if not self._may_retry(failure):
+            raise UserError(failure.error) from failure
+        self._failed |= {attempt.decision.replica}
+        self._cause = failure
+        if self._begun:
+            self._begun, self._waits_since_s = False, asyncio.get_running_loop().time()
+        if self._kept and not attempt.continuable:
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """Forget what was kept: nobody has seen it, and nobody can go on behind it."""
+        self._kept, self._record = [], Delivered(self.job.sampling.n)
+
+    def _may_retry(self, failure: AttemptError) -> bool:
+        assert self._attempt is not None
+        if failure.rerouted and self._attempts == 1:
+            return True
+        return (
+            failure.retryable
+            and (not self.delivered or self._attempt.continuable)
+            and self._attempts <= self._retries
+            and asyncio.get_running_loop().time() < self.deadline_s()
+            and (self._moves(failure) or self._budget.withdraw())
+        )
+
+    def _moves(self, failure: AttemptError) -> bool:
+        """Whether this is the first attempt, and lost with all that was there."""
+        return failure.deserted and self._attempts == 1
+
+    def time_out(self) -> NoReturn:
+        """The deadline has passed. Raises UserError."""
+        attempt = self._attempt
+        assert attempt is not None
+        silent = not self._begun or attempt.silent_s > STALL_S
+        attempt.finish("timeout", replica_fault=silent)
+        raise UserError(timeout_failure("the request took longer than allowed").error)

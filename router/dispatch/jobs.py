@@ -1,0 +1,90 @@
+"""From token ids to a job: the pool that serves the model, its block keys, the public cut."""
+
+from __future__ import annotations
+
+from configs.schema import RouterConfig
+from events.errors import CoreError, UserError
+from events.request import SamplingParams
+from kvstore.chaincache import ChainCache
+from kvstore.identity import KeyChain, chain
+from router.dispatch.dispatch import Job
+from router.fleet.expected import MAIN
+from router.fleet.fleet import Fleet, Pool
+from router.tenancy.deadlines import deadlines_of
+from router.tenancy.prefixes import PublicPrefixes
+from router.tenancy.tenants import Tenant
+
+
+class JobMaker:
+    """Knows the fleet's pools and the registered prefixes; keeps nothing but runs of block keys."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        prefixes: PublicPrefixes,
+        cluster_key: bytes,
+        model: str,
+        config: RouterConfig,
+    ) -> None:
+        self._fleet = fleet
+        self._prefixes = prefixes
+        self._cluster_key = cluster_key
+        self._model = model
+        self._config = config
+        self._known_runs = ChainCache()
+
+    def pool(self, revision: str = MAIN) -> Pool | None:
+        """The pool that requests go to: of the revision's the one with most linked replicas."""
+        pools = self._fleet.pools().values()
+        return next((pool for pool in pools if pool.revision == revision), None)
+
+    def make(
+        self,
+        request_id: str,
+        tenant: Tenant,
+        prompt: bytes,
+        sampling: SamplingParams,
+        pool: Pool | None,
+        pin: str | None = None,
+    ) -> Job:
+        """A job for `prompt` (u32 little endian). Raises UserError (503) where there is no pool."""
+        if pool is None:
+            raise _nobody()
+        deadlines = deadlines_of(tenant.policy, self._config)
+        cut = 0
+        if pool.public_prefixes:
+            cut = self._prefixes.cut_blocks(prompt, pool.block_tokens)
+        return Job(
+            request_id=request_id,
+            tenant=tenant.name,
+            salt=tenant.salt,
+            model=self._model,
+            pool=pool.name,
+            block_tokens=pool.block_tokens,
+            prompt=prompt,
+            chain=self._chain(pool, tenant, prompt, cut),
+            sampling=sampling,
+            public_cut_blocks=cut,
+            first_token_timeout_s=deadlines.first_token_timeout_s,
+            timeout_s=self._config.request_timeout_s,
+            pin=pin,
+            priority=deadlines.priority,
+            ttft_deadline_ms=deadlines.ttft_ms,
+            itl_deadline_ms=deadlines.itl_ms,
+        )
+
+    def _chain(self, pool: Pool, tenant: Tenant, prompt: bytes, cut_blocks: int) -> KeyChain:
+        namespace, known = pool.namespace, self._known_runs
+        return chain(self._cluster_key, namespace, tenant.salt, prompt, cut_blocks, known)
+
+
+def _nobody() -> UserError:
+    return UserError(
+        CoreError(
+            status=503,
+            message="no replica of this model is there",
+            type="server_error",
+            code="no_replica",
+            retry_after_s=2.0,
+        )
+    )

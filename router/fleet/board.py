@@ -1,0 +1,139 @@
+"""The replicas of one pool as a table of numbers: what the cost reads, kept current row by row.
+
+A row is written again only after something about its replica changed, so a choice among hundreds
+of replicas touches few of them in Python.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvstore.identity import KeyChain
+from router.choice.cost import Sheet
+from router.choice.reserve import Booked
+from router.fleet.member import Member
+from router.locality.index import DigestIndex, Seats
+from router.locality.optimistic import OptimisticEntries
+
+REUSE_GUESS = 0.5
+REUSE_GUESS_TOKENS = 10_000
+"""Before a replica has seen so many prompt tokens, its own hit ratio says little."""
+
+NOWHERE = -1
+
+MAX_SLOT_SETS = 1_024
+"""Sets of slots whose rows are remembered: the same ones come again and again."""
+
+
+class Board:
+    """Rows in the order of `members`, which stays as it is for the board's life."""
+
+    def __init__(self, pool: str, members: list[Member]) -> None:
+        self.pool = pool
+        self.members = members
+        self.replicas = [member.replica for member in members]
+        self.rows = {member.replica: row for row, member in enumerate(members)}
+        self.sheet = Sheet(len(members))
+        self.table = self.sheet.table
+        self.everybody = np.ones(len(members), np.uint8)
+        self.everywhere = np.arange(len(members))
+        self._seats: Seats | None = None
+        self._slots: np.ndarray | None = None
+        self._slots_version = 0
+        self._rows_of: dict[int, np.ndarray] = {}
+
+    def write(self, member: Member, booked: Booked) -> None:
+        """Bring the member's row up to date."""
+        self.table[self.rows[member.replica]] = row_of(member, booked)
+
+    def depths(self, index: DigestIndex, halves: np.ndarray) -> np.ndarray:
+        """Leading blocks that each member's digest says it holds: int32 (members,)."""
+        if self._seats is None or self._seats.version != index.version:
+            for stranger in index.replicas(self.pool) - self.rows.keys():
+                index.remove(stranger)
+            self._seats = index.seats(self.pool, self.rows)
+        return index.depths_of(self._seats, halves)
+
+    def promised(
+        self, optimistic: OptimisticEntries, chain: KeyChain, depths: np.ndarray
+    ) -> np.ndarray:
+        """The depths with what is on its way there counted in."""
+        found = optimistic.promised(chain)
+        if not found:
+            return depths
+        if self._slots is None or self._slots_version != optimistic.version:
+            rows = [self.rows.get(replica or "", NOWHERE) for replica in optimistic.slots]
+            self._slots, self._slots_version = np.array(rows), optimistic.version
+            self._rows_of.clear()
+        depths = depths.copy()
+        for depth, slots in found:
+            rows_of = self._rows_of.get(slots)
+            if rows_of is None:
+                rows_of = self._remember(slots, self._slots[_bits(slots)])
+            depths[rows_of] = np.maximum(depths[rows_of], depth)
+        return depths
+
+    def _remember(self, slots: int, rows_of: np.ndarray) -> np.ndarray:
+        """The rows that there are, to be found by these slots again."""
+        if len(self._rows_of) >= MAX_SLOT_SETS:
+            self._rows_of.clear()
+        kept = self._rows_of[slots] = rows_of[rows_of != NOWHERE]
+        return kept
+
+
+def _bits(word: int) -> np.ndarray:
+    """Numbers of the set bits."""
+    data = np.frombuffer(word.to_bytes((word.bit_length() + 7) // 8, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(data, bitorder="little"))
+
+
+def row_of(member: Member, booked: Booked) -> tuple[float, ...]:
+    """Published load plus what no report has seen yet."""
+    load, hello, breaker = member.load, member.hello, member.breaker
+    barred = bool(member.misfits) or not member.linked or (load is not None and load.draining)
+    digest = (member.digest_at_s, member.unknown_since_s is not None, member.trust.value)
+    fits = (*_fits(member), max(1, hello.max_step_tokens))
+    if load is None:
+        return (
+            hello.context_tokens, hello.total_blocks, barred, breaker.admits_from_s,
+            member.load_at_s, *digest, *fits, hello.max_running, breaker.failures, True,
+            booked.requests, booked.requests - booked.prefilling, booked.unseen_context_tokens,
+            0.0, booked.unseen_prefill_ms, booked.unseen_prefill_tokens,
+            hello.total_blocks - booked.unseen_blocks, 0, 0.0,
+        )  # fmt: skip
+    return (
+        hello.context_tokens, load.total_blocks, barred, breaker.admits_from_s,
+        member.load_at_s, *digest, *fits, hello.max_running, breaker.failures, False,
+        load.waiting + load.running + booked.unseen_requests,
+        load.running + booked.unseen_requests - booked.unseen_prefilling,
+        load.running_context_tokens + booked.unseen_context_tokens,
+        backlog_ms(member), booked.unseen_prefill_ms,
+        load.queued_prefill_tokens + booked.unseen_prefill_tokens,
+        load.free_blocks - booked.unseen_blocks, load.cached_blocks, _reused(member),
+    )  # fmt: skip
+
+
+def _fits(member: Member) -> tuple[float, ...]:
+    """The time models; a refused replica has none, and none is asked for."""
+    if member.misfits:
+        return (0.0,) * 6
+    prefill, decode = member.prefill, member.decode
+    return prefill.a, prefill.b, prefill.c, decode.base, decode.per_row, decode.per_context
+
+
+def backlog_ms(member: Member) -> float:
+    """The prefill work that the last report told of."""
+    load = member.load
+    if load is None or member.misfits or load.queued_prefill_tokens <= 0:
+        return 0.0
+    prompts = max(1, load.waiting)
+    return prompts * member.prefill.predict_ms(0, load.queued_prefill_tokens / prompts)
+
+
+def _reused(member: Member) -> float:
+    """The share of its prompts' tokens that it finds cached."""
+    load = member.load
+    if load is None:
+        return 0.0
+    cached = load.cached_tokens_total + REUSE_GUESS * REUSE_GUESS_TOKENS
+    return min(1.0, cached / (load.prompt_tokens_total + REUSE_GUESS_TOKENS))

@@ -1,0 +1,479 @@
+"""The replicas that this router knows: who they are, what they hold, how they do.
+
+Owns membership, pools by fingerprint, the digest index and the alarms. Built only from what the
+feed, the links and finished requests tell; every message of an older life is ignored, a larger
+boot replaces everything at once. Must not know policies or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from events.load import OWN_ENGINE, DigestShape, ReplicaHello, ReplicaLoad
+from kvstore.identity import KeyChain, Namespace
+from router.fleet.expected import Expectations, Expected, pool_name
+from router.fleet.fits import PoolPrior
+from router.fleet.member import Member, Proof, ReplicaState, ReplicaView
+from router.fleet.trust import Prediction
+from router.locality.falsehits import FalseHits
+from router.locality.index import DigestIndex
+from router.telemetry.alarms import Alarms, Clock
+
+MAX_REPLICAS = 4_096
+NO_EVENTS_AFTER_S = 9.0
+"""Named within ten seconds, whenever the check comes."""
+STALE_DIGEST_AFTER_S = 5.0
+CHECK_EVERY_S = 0.5
+PROOF_AFTER_S = 1.5
+PROBE_EVERY_S = 1.0
+SILENCE = "silent"
+"""The feed's reason for a replica that just isn't heard any more."""
+
+FenceListener = Callable[[str], None]
+"""Called with the replica's id when its current life is over."""
+
+ChangeListener = Callable[[str], None]
+"""Called with the replica's id when something about it may have changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Replicas with one fingerprint: one chain of block keys serves them all. Only our own ones can
+    share the heads of prompts among tenants."""
+
+    name: str
+    revision: str
+    namespace: Namespace
+    block_tokens: int
+    context_tokens: int
+    replicas: tuple[str, ...]
+    public_prefixes: bool = True
+
+
+class Fleet:
+    """Implements events.feed.FeedListener. Everything runs on the event loop.
+
+    `roster_version` changes whenever a pool gets another member, or loses one."""
+
+    def __init__(
+        self, expected: Expected | Expectations, clock: Clock, index: DigestIndex | None = None
+    ) -> None:
+        self.alarms = Alarms(clock)
+        self.roster_version = 0
+        self.index = index if index is not None else DigestIndex()
+        self.false_hits = FalseHits()
+        if isinstance(expected, Expected):
+            expected = Expectations(expected)
+        self._expected = expected
+        self._clock = clock
+        self._pools: dict[str, Pool] | None = None
+        self._members: dict[str, Member] = {}
+        self._link_boots: dict[str, int] = {}
+        self._priors: dict[str, PoolPrior] = {}
+        self._listeners: list[FenceListener] = []
+        self._watchers: list[ChangeListener] = []
+        self._next_check_s = self._next_probe_s = 0.0
+
+    # What the feed tells
+
+    def on_hello(self, replica: str, boot: int, hello: ReplicaHello) -> None:
+        """A new life, or the same one again."""
+        known = self._members.get(replica)
+        if known is None and len(self._members) >= MAX_REPLICAS:
+            self.alarms.raise_("fleet_full", replica, f"more than {MAX_REPLICAS} replicas")
+        elif known is None or boot > known.boot:
+            self._begin_life(replica, boot, hello)
+        elif boot == known.boot:
+            known.silent = False
+            if hello != known.hello:
+                self._admit(known, hello)
+
+    def on_load(self, replica: str, boot: int, load: ReplicaLoad) -> None:
+        """A heartbeat; it also tells whether the digest here is the newest."""
+        member = self._current(replica, boot)
+        if member is None:
+            return
+        now_s = self._clock()
+        member.load, member.load_at_s, member.silent = load, now_s, False
+        if not member.misfits:
+            prior = self._priors[member.pool]
+            prior.learn(load)
+            member.prefill, member.decode = prior.fits(load)
+        if member.digest_cursor == (load.digest_generation, load.digest_seq):
+            member.digest_at_s = now_s
+        self.check()
+        self._probe(now_s)
+
+    def on_digest_reset(
+        self,
+        replica: str,
+        boot: int,
+        generation: int,
+        seq: int,
+        shape: DigestShape,
+        bits: np.ndarray,
+    ) -> None:
+        """A whole digest."""
+        member = self._current(replica, boot)
+        if member is None or member.misfits:
+            return
+        if not self.index.place(replica, member.pool, shape):
+            self.alarms.raise_("index_full", replica, "no memory left for its digest")
+            return
+        try:
+            self.index.reset(replica, bits)
+        except ValueError as error:
+            self._lose_digest(member, str(error))
+            return
+        if member.digest_cursor is None or member.digest_cursor[0] != generation:
+            self.false_hits.forget(replica)
+        member.digest_cursor = (generation, seq)
+        member.digest_at_s, member.unknown_since_s = self._clock(), None
+        self.alarms.clear("no_events", replica)
+        self.alarms.clear("bad_digest", replica)
+
+    def on_digest_delta(
+        self,
+        replica: str,
+        boot: int,
+        seq: int,
+        set_positions: np.ndarray,
+        clear_positions: np.ndarray,
+    ) -> None:
+        """Changes of a known digest; without one they mean nothing and are ignored."""
+        member = self._current(replica, boot)
+        if member is None or member.digest_cursor is None:
+            return
+        try:
+            self.index.apply(replica, set_positions, clear_positions)
+        except ValueError as error:
+            self._lose_digest(member, str(error))
+            return
+        member.digest_cursor = (member.digest_cursor[0], seq)
+        member.digest_at_s = self._clock()
+
+    def on_digest_unknown(self, replica: str, boot: int, reason: str) -> None:
+        """A gap: the replica is routed by load until its digest is whole again."""
+        member = self._current(replica, boot)
+        if member is not None:
+            self._forget_digest(member)
+
+    def on_gone(self, replica: str, boot: int, reason: str) -> None:
+        """Bye, silence or a fence. Where only the bus is silent and the link still stands, the
+        replica stays, without locality, until the link breaks too."""
+        member = self._current(replica, boot)
+        if member is None:
+            return
+        if reason == SILENCE and member.linked:
+            member.silent = True
+            self._forget_digest(member)
+        else:
+            self._drop(member)
+
+    # What links and requests tell
+
+    def link_state(self, replica: str, boot: int, up: bool) -> None:
+        """The link to one life of a replica went up or down. It is remembered beyond the member: a
+        replica that comes back while its link stands is told of only once."""
+        if up:
+            self._link_boots[replica] = boot
+        elif self._link_boots.get(replica) == boot:
+            del self._link_boots[replica]
+        else:
+            return
+        member = self._members.get(replica)
+        if member is None:
+            return
+        self._touch(replica)
+        member.link_boot = boot if up else None
+        self._pools = None
+        if not up and member.silent:
+            self._drop(member)
+
+    def link_stalled(self, replica: str, boot: int, stalled: bool) -> None:
+        """The link to one life of a replica stands, but nothing comes."""
+        if self._current(replica, boot) is not None:
+            self._set(stalled, "replica_stalled", replica, "says nothing: stopped or overloaded")
+
+    def replica_failed(self, replica: str, boot: int) -> None:
+        """A request failed by the replica's own fault: transport, timeout, 5xx."""
+        member = self._current(replica, boot)
+        if member is not None:
+            member.breaker.failure(self._clock())
+
+    def replica_alive(self, replica: str, boot: int) -> None:
+        """A request got its first token."""
+        member = self._current(replica, boot)
+        if member is not None:
+            member.breaker.alive(self._clock())
+
+    def replica_served(self, replica: str, boot: int) -> None:
+        """A request was served to its end."""
+        member = self._current(replica, boot)
+        if member is not None:
+            member.breaker.success()
+
+    def replica_undecided(self, replica: str, boot: int) -> None:
+        """A request ended in a way that says nothing about the replica."""
+        member = self._current(replica, boot)
+        if member is not None:
+            member.breaker.undecided()
+
+    def observe(
+        self,
+        replica: str,
+        boot: int,
+        predicted: Prediction,
+        cached_tokens: int,
+        ttft_ms: float,
+    ) -> None:
+        """Prediction meets reality."""
+        member = self._current(replica, boot)
+        if member is None:
+            return
+        trust = member.trust
+        trust.observe(predicted, cached_tokens, ttft_ms)
+        self._set(trust.false_hits, "false_hits", replica, f"trust {trust.value:.2f}")
+
+    def expect_shown(
+        self, replica: str, boot: int, chain: KeyChain, public_cut_blocks: int = 0
+    ) -> None:
+        """This prompt was just computed there: its head must show in the digest before long. One
+        such proof per replica is under way at a time."""
+        member = self._current(replica, boot)
+        if member is not None and member.proof is None and len(chain):
+            private = 0 < public_cut_blocks < len(chain)
+            blocks = chain.halves()[[0, public_cut_blocks] if private else [0]]
+            member.proof = Proof(blocks, self._clock() + PROOF_AFTER_S)
+
+    def on_fence(self, listener: FenceListener) -> None:
+        """Register for the end of lives."""
+        self._listeners.append(listener)
+
+    def on_change(self, listener: ChangeListener) -> None:
+        """Register for changes of single replicas; those of the roster are told by its version."""
+        self._watchers.append(listener)
+
+    # What others ask
+
+    def members(self, pool: str) -> list[Member]:
+        """Everybody of a pool, by id, refused ones included."""
+        return sorted(
+            (member for member in self._members.values() if member.pool == pool),
+            key=lambda member: member.replica,
+        )
+
+    def member(self, replica: str) -> Member | None:
+        """One replica."""
+        return self._members.get(replica)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def pools(self) -> dict[str, Pool]:
+        """Pools with at least one fitting replica, the one with most linked replicas first."""
+        if self._pools is None:
+            self._pools = self._grouped()
+        return self._pools
+
+    def _grouped(self) -> dict[str, Pool]:
+        groups: dict[str, list[Member]] = {}
+        for member in self._members.values():
+            if not member.misfits:
+                groups.setdefault(member.pool, []).append(member)
+        order = sorted(groups, key=lambda name: (-sum(m.linked for m in groups[name]), name))
+        return {name: _pool(name, groups[name]) for name in order}
+
+    @property
+    def warm(self) -> bool:
+        """Whether every replica that tells what it holds is linked, and known whole."""
+        return all(
+            member.linked and self.index.known(member.replica)
+            for member in self._members.values()
+            if member.hello.digests and not member.misfits
+        )
+
+    def targets(self) -> dict[str, tuple[int, str]]:
+        """(boot, link url) of each replica of our own that fits: whom to dial."""
+        return {
+            member.replica: (member.boot, member.hello.link_url)
+            for member in self._members.values()
+            if not member.misfits and member.hello.engine == OWN_ENGINE
+        }
+
+    def replicas(self) -> list[ReplicaView]:
+        """Everybody, for people to look at."""
+        now_s = self._clock()
+        return [
+            self._view(member, now_s)
+            for member in sorted(self._members.values(), key=lambda member: member.replica)
+        ]
+
+    def check(self) -> None:
+        """Raise and clear the alarms that come with time. Cheap: called with every heartbeat and
+        every decision, does its work twice a second."""
+        now_s = self._clock()
+        if now_s < self._next_check_s:
+            return
+        self._next_check_s = now_s + CHECK_EVERY_S
+        for member in self._members.values():
+            if member.breaker.fade(now_s):
+                self._touch(member.replica)
+            if not member.misfits:
+                self._check_evidence(member, now_s)
+
+    # Inside
+
+    def _current(self, replica: str, boot: int) -> Member | None:
+        member = self._members.get(replica)
+        if member is None or member.boot != boot:
+            return None
+        self._touch(replica)
+        return member
+
+    def _touch(self, replica: str) -> None:
+        for watcher in self._watchers:
+            watcher(replica)
+
+    def _begin_life(self, replica: str, boot: int, hello: ReplicaHello) -> None:
+        if replica in self._members:
+            self._end_life(replica)
+        member = Member(replica, boot, hello, pool_name(hello), self._clock())
+        member.link_boot = self._link_boots.get(replica)
+        self._members[replica] = member
+        self._pools = None
+        self.roster_version += 1
+        self._admit(member, hello)
+
+    def _admit(self, member: Member, hello: ReplicaHello) -> None:
+        """Take in what the hello says; refuse the replica when it doesn't fit."""
+        self._touch(member.replica)
+        pool = pool_name(hello)
+        if pool != member.pool:
+            self.roster_version += 1
+            self._forget_digest(member)
+            self.index.remove(member.replica)
+        if hello != member.hello:
+            self._pools = None
+        member.hello, member.pool = hello, pool
+        for name in set(member.misfits):
+            self.alarms.clear(name, member.replica)
+        member.revision, member.misfits = self._expected.judge(hello)
+        for name in member.misfits:
+            self.alarms.raise_(name, member.replica, "refused: not what this router serves")
+        if not member.misfits:
+            prior = self._priors.setdefault(pool, PoolPrior(hello.device))
+            member.prefill, member.decode = prior.fits(member.load)
+
+    def _drop(self, member: Member) -> None:
+        self._end_life(member.replica)
+        del self._members[member.replica]
+        self._pools = None
+        self.roster_version += 1
+        if all(other.pool != member.pool for other in self._members.values()):
+            self._priors.pop(member.pool, None)
+
+    def _end_life(self, replica: str) -> None:
+        self.index.remove(replica)
+        self.alarms.forget(replica)
+        for listener in self._listeners:
+            listener(replica)
+
+    def _forget_digest(self, member: Member) -> None:
+        self.index.forget(member.replica)
+        member.digest_cursor = None
+        if member.unknown_since_s is None:
+            member.unknown_since_s = self._clock()
+
+    def _lose_digest(self, member: Member, why: str) -> None:
+        self._forget_digest(member)
+        self.alarms.raise_("bad_digest", member.replica, why)
+
+    def _check_evidence(self, member: Member, now_s: float) -> None:
+        unknown_s = member.unknown_since_s
+        silent = unknown_s is not None and now_s - unknown_s >= NO_EVENTS_AFTER_S
+        silent = silent and member.hello.digests
+        self._set(silent, "no_events", member.replica, "alive, but its cache digest never came")
+        stale = unknown_s is None and now_s - member.digest_at_s >= STALE_DIGEST_AFTER_S
+        self._set(stale, "stale_digest", member.replica, "no word of its cache for seconds")
+
+        if member.proof is not None and now_s >= member.proof.due_s:
+            self._prove(member, member.proof)
+
+    def _probe(self, now_s: float) -> None:
+        """Measured beside the heartbeats, which nobody waits for."""
+        if now_s >= self._next_probe_s:
+            self._next_probe_s = now_s + PROBE_EVERY_S
+            self.false_hits.probe(self.index)
+
+    def _prove(self, member: Member, proof: Proof) -> None:
+        """Only a digest that is known to be newer than the prompt can tell."""
+        member.proof = None
+        if not self.index.known(member.replica) or member.digest_at_s < proof.due_s - PROOF_AFTER_S:
+            return
+        head, *private = (
+            self.index.claimed(block[None])[member.replica] > 0 for block in proof.blocks
+        )
+        member.trust.confirm(head, private[0] if private else None)
+        self._set(
+            member.trust.nothing_matches,
+            "nothing_matches",
+            member.replica,
+            "what it computed never shows in its digest: the two ends name blocks differently",
+        )
+        self._set(
+            member.trust.salt_unknown,
+            "salt_unknown",
+            member.replica,
+            "public heads show in its digest, tenants' own blocks never do",
+        )
+
+    def _set(self, on: bool, name: str, replica: str, detail: str) -> None:
+        if on:
+            self.alarms.raise_(name, replica, detail)
+        else:
+            self.alarms.clear(name, replica)
+
+    def _locality(self, member: Member) -> str:
+        if self.index.known(member.replica):
+            return "digest"
+        never = not member.hello.digests or self.alarms.active("no_events", member.replica)
+        return "optimistic" if never else "unknown"
+
+    def _view(self, member: Member, now_s: float) -> ReplicaView:
+        state: ReplicaState = member.state(now_s)
+        return ReplicaView(
+            replica=member.replica,
+            boot=member.boot,
+            pool=member.pool,
+            state=state.value,
+            linked=member.linked,
+            breaker=member.breaker.state(now_s).value,
+            misfits=tuple(member.misfits),
+            trust=member.trust.value,
+            ttft_ratio=member.trust.ttft_ratio,
+            locality=self._locality(member),
+            digest_known=self.index.known(member.replica),
+            digest_age_ms=1e3 * (now_s - member.digest_at_s),
+            digest_fill=self.index.fill(member.replica),
+            false_positive_rate=self.false_hits.rate(member.replica),
+            load_age_ms=1e3 * (now_s - member.load_at_s),
+            load=member.load,
+            hello=member.hello,
+        )
+
+
+def _pool(name: str, members: list[Member]) -> Pool:
+    hellos = [member.hello for member in members]
+    return Pool(
+        name=name,
+        revision=members[0].revision,
+        namespace=Namespace.of_hello(hellos[0]),
+        block_tokens=hellos[0].layout.block_tokens,
+        context_tokens=min(hello.context_tokens for hello in hellos),
+        replicas=tuple(sorted(member.replica for member in members)),
+        public_prefixes=any(hello.engine == OWN_ENGINE for hello in hellos),
+    )

@@ -1,0 +1,1 @@
+"""Messages to token ids: exact, cached, off the event loop."""

@@ -1,0 +1,107 @@
+"""Texts to token ids: known pieces are looked up, only the others are tokenised.
+
+A text is cut where the tokenizer breaks anyway (see configs/model/cuts.py), into large pieces and,
+where one of them is not known, into small ones. So a long text with a known beginning costs a few
+look-ups and what is new at its end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from configs.model.tokenizer import Tokenizer
+from router.openai import faults
+from router.rendering.offload import Offload
+from router.rendering.textcache import TextCache, pack
+
+INLINE_CHARS = 2_048
+"""Up to here the event loop tokenises by itself (1 ms at most)."""
+
+LARGE_CHARS = 4_096
+SMALL_CHARS = 256
+
+
+class Pieces:
+    """One per model. Its methods belong to the event loop; long texts go to threads."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, context_tokens: int, known: TextCache, offload: Offload
+    ) -> None:
+        tokenizer.quicken()
+        self._tokenizer = tokenizer
+        self._context_tokens = context_tokens
+        self._known = known
+        self._offload = offload
+        vocab = range(tokenizer.vocab_size)
+        self._max_token_bytes = max(len(tokenizer.token_bytes(token)) for token in vocab)
+
+    async def join(self, parts: Sequence[bytes | str], tenant: str, param: str) -> bytes:
+        """All parts as ids (u32 little endian), those that are ids already as they are.
+
+        Raises UserError: 400 for what can't fit the context, 429 and 503 as Offload does.
+        """
+        pieces: list[bytes | str] = []
+        large: list[tuple[str, int, int]] = []
+        for part in parts:
+            if isinstance(part, bytes):
+                pieces.append(part)
+            elif part:
+                self._look_up(part, tenant, pieces, large)
+        cold = [piece for piece in pieces if isinstance(piece, str)]
+        if not cold:
+            return b"".join(pieces)  # type: ignore[arg-type]
+        self._check_length(sum(map(len, cold)), param)
+        fresh = await self._encode(list(dict.fromkeys(cold)), tenant)
+        ids = [fresh[piece] if isinstance(piece, str) else piece for piece in pieces]
+        for text, start, end in large:
+            self._known.put(tenant, text, b"".join(ids[start:end]))
+        return b"".join(ids)
+
+    def _look_up(
+        self,
+        text: str,
+        tenant: str,
+        pieces: list[bytes | str],
+        large: list[tuple[str, int, int]],
+    ) -> None:
+        """Append what is known of `text` as ids and the rest as small texts; and to `large` the
+        unknown large pieces, with the place of their small ones."""
+        get = self._known.get
+        for whole in self._tokenizer.pieces(text, LARGE_CHARS):
+            known = get(tenant, whole)
+            if known is not None:
+                pieces.append(known)
+                continue
+            start = len(pieces)
+            for small in self._tokenizer.pieces(whole, SMALL_CHARS):
+                known = get(tenant, small) if len(small) < len(whole) else None
+                pieces.append(small if known is None else known)
+            if len(pieces) > start + 1:
+                large.append((whole, start, len(pieces)))
+
+    def _check_length(self, chars: int, param: str) -> None:
+        """Don't begin with what can't fit the context."""
+        at_least = -(-chars // self._max_token_bytes)
+        if at_least >= self._context_tokens:
+            raise faults.prompt_too_long(param, self._context_tokens, at_least, at_least=True)
+
+    async def _encode(self, texts: list[str], tenant: str) -> dict[str, bytes]:
+        """Tokenised and remembered."""
+        chars = sum(map(len, texts))
+        if chars <= INLINE_CHARS:
+            ids = self._encode_now(texts, None)
+        else:
+            ids = await self._offload.run(chars, lambda stopped: self._encode_now(texts, stopped))
+        fresh = dict(zip(texts, ids, strict=True))
+        for text, found in fresh.items():
+            self._known.put(tenant, text, found)
+        return fresh
+
+    def _encode_now(self, texts: list[str], stopped: threading.Event | None) -> list[bytes]:
+        ids = []
+        for text in texts:
+            if stopped is not None and stopped.is_set():
+                break
+            ids.append(pack(self._tokenizer.encode(text)))
+        return ids

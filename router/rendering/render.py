@@ -1,0 +1,148 @@
+"""Messages or a bare prompt to token ids, exactly as one tokenisation of the whole would give them.
+
+A rendered conversation is cut at the template's markers. Nothing merges across a marker, so the ids
+of each piece can be remembered: a known history costs a look-up, only the new turn is tokenised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from configs.model.card import ModelCard
+from configs.model.errors import TemplateError
+from configs.model.segment import Segment
+from router.openai import faults
+from router.rendering.offload import Offload
+from router.rendering.pieces import Pieces
+from router.rendering.textcache import TextCache, pack
+from router.rendering.turns import Turns
+from router.waiting.held import Held
+
+INLINE_TEMPLATE_CHARS = 65_536
+"""Up to here the event loop runs the template by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderBounds:
+    """Sizes in bytes are for all tenants together; one tenant gets a quarter of each at most.
+
+    `pending_chars` bounds the text that waits for a thread or is in one.
+    """
+
+    segment_cache_bytes: int = 64 * 1024 * 1024
+    turn_memory_bytes: int = 32 * 1024 * 1024
+    pending_chars: int = 64 * 1024 * 1024
+    timeout_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """`ids` are u32 little endian; `tokens` is their number."""
+
+    ids: bytes
+
+    @property
+    def tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.ids) // 4
+
+
+def _cache(max_bytes: int) -> TextCache:
+    return TextCache(max_bytes, max_bytes // 4)
+
+
+def _chars(value: Any) -> int:
+    """About how much a template has to read; what is no text counts for a few characters."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_chars, value)) + sum(map(_chars, value.values()))
+    return sum(map(_chars, value)) if isinstance(value, list) else 8
+
+
+def _message_chars(message: dict[str, Any]) -> int:
+    """The same for a message: its fields have known names."""
+    return sum(len(each) if type(each) is str else _chars(each) for each in message.values())
+
+
+class Renderer:
+    """One per model. Its methods belong to the event loop; long texts go to `executor`."""
+
+    def __init__(
+        self, card: ModelCard, executor: Executor, bounds: RenderBounds | None = None
+    ) -> None:
+        bounds = bounds or RenderBounds()
+        self._template = card.template
+        self._bos = b"" if card.bos_id is None else pack((card.bos_id,))
+        self._turns = Turns(card.template, card.tokenizer, _cache(bounds.turn_memory_bytes))
+        self._offload = Offload(executor, bounds.pending_chars, bounds.timeout_s)
+        known = _cache(bounds.segment_cache_bytes)
+        context_tokens = card.shape.context_tokens
+        self._pieces = Pieces(card.tokenizer, context_tokens, known, self._offload)
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        tenant: str,
+    ) -> RenderedPrompt:
+        """A conversation, ready for its next answer.
+
+        Raises UserError: 400 when the template refuses it or it can't fit the context, 429 and 503
+        when too much is waiting.
+        """
+        segments = await self._segments(messages, tools)
+        pieces: list[bytes | str] = []
+        for index, segment in enumerate(segments):
+            if segment.special_id is not None:
+                pieces.append(pack((segment.special_id,)))
+            elif (turn := self._turns.recall(tenant, segments, index)) is not None:
+                pieces += turn
+            else:
+                pieces.append(segment.text)
+        return RenderedPrompt(await self._pieces.join(pieces, tenant, "messages"))
+
+    async def prompt(self, prompt: str | bytes, *, tenant: str) -> RenderedPrompt:
+        """A bare prompt: a text, or token ids as u32 little endian, taken as they are.
+
+        Raises UserError as `chat` does, and 400 for an empty text where the model has no token to
+        begin a text with.
+        """
+        if isinstance(prompt, bytes):
+            return RenderedPrompt(prompt)
+        if not prompt and not self._bos:
+            raise faults.empty_string("prompt")
+        return RenderedPrompt(await self._pieces.join([self._bos, prompt], tenant, "prompt"))
+
+    @property
+    def pending(self) -> Held:
+        """Characters that wait for a thread or are in one."""
+        return self._offload.held
+
+    def remember(self, tenant: str, text: str, token_ids: Sequence[int]) -> bool:
+        """Keep a turn that the model generated, so that it is rendered with its original ids.
+
+        False, and nothing kept, when the ids don't spell the text exactly.
+        """
+        return self._turns.remember(tenant, text, token_ids)
+
+    async def _segments(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> list[Segment]:
+        chars = sum(map(_message_chars, messages)) + _chars(tools)
+        try:
+            if chars <= INLINE_TEMPLATE_CHARS:
+                return self._template.render(messages, tools)
+            return await self._offload.run(chars, lambda _: self._template.render(messages, tools))
+        except TemplateError:
+            # Its own text is the template's, which may quote a message.
+            raise faults.refusal(
+                "The model's chat template refuses these messages: "
+                "check the order of their roles and that it supports what they hold.",
+                param="messages",
+                code="invalid_value",
+            ) from None

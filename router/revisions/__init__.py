@@ -1,0 +1,1 @@
+"""Revisions of the model: their shares, how they do, copies for comparison."""

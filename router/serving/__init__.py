@@ -1,0 +1,1 @@
+"""HTTP: connections, bodies, the two generating routes, streams of answers."""

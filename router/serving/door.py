@@ -1,0 +1,128 @@
+"""Who may keep a connection open: at most so many, and none that asks for nothing for long.
+
+The HTTP library has no such bounds of its own: a client that connects and stays silent, or sends
+half a head, would be kept for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from router.serving.connection import Connection, checked
+from router.serving.http import Handler
+
+IDLE_S = 75.0
+SWEEP_S = 5.0
+BACKLOG = 1_024
+SPARE_CONNECTIONS = 256
+"""Beyond the requests that are allowed: idle ones, and whoever asks for health."""
+
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Length: 0\r\n\r\n"
+)
+
+
+class _Refusal(asyncio.Protocol):
+    """Says 503 and hangs up."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        transport.write(_REFUSAL)
+        transport.close()
+
+
+class Door:
+    """A protocol factory in front of the HTTP server's own, and the middleware that tells it which
+    connections are busy."""
+
+    def __init__(
+        self, limit: int, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.refused = 0
+        self.limit = limit
+        self._idle_s = idle_s
+        self._clock = clock
+        self._http: web.Server | None = None
+        self._socket: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._idle_since_s: dict[asyncio.BaseProtocol, float] = {}
+
+    async def open(
+        self, http: web.Server, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Listen. Raises OSError when the address can't be used."""
+        self._http = http
+        http.request_handler = checked(http.request_handler)
+        loop = asyncio.get_running_loop()
+        self._socket = await loop.create_server(
+            self._protocol, host, port, backlog=BACKLOG, ssl=tls
+        )
+        self._sweeper = asyncio.create_task(self._sweep_forever())
+
+    async def close(self) -> None:
+        """Listen no more; open connections stay."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+
+    @property
+    def connections(self) -> int:
+        """Open ones."""
+        return len(self._http.connections) if self._http is not None else 0
+
+    def idlest_s(self) -> float:
+        """For how long the idlest connection has been so."""
+        now_s = self._clock()
+        return now_s - min(self._idle_since_s.values(), default=now_s)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        assert self._socket is not None
+        return self._socket.sockets[0].getsockname()[:2]
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """While a request is being answered its connection is not idle."""
+        self._idle_since_s.pop(request.protocol, None)
+        try:
+            return await handler(request)
+        finally:
+            self._idle_since_s[request.protocol] = self._clock()
+
+    def sweep(self) -> None:
+        """Close what has been idle for too long, forget what is gone."""
+        assert self._http is not None
+        latest_s = self._clock() - self._idle_s
+        self._forget_gone()
+        for protocol, since_s in self._idle_since_s.items():
+            if since_s <= latest_s and protocol.transport is not None:
+                protocol.transport.abort()
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        assert self._http is not None
+        if len(self._http.connections) >= self.limit:
+            self.refused += 1
+            return _Refusal()
+        if len(self._idle_since_s) > 2 * self.limit:
+            self._forget_gone()
+        protocol = Connection(self._http)
+        self._idle_since_s[protocol] = self._clock()
+        return protocol
+
+    def _forget_gone(self) -> None:
+        assert self._http is not None
+        alive = set(self._http.connections)
+        self._idle_since_s = {p: s for p, s in self._idle_since_s.items() if p in alive}
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep()

@@ -1,0 +1,281 @@
+"""The two generating routes: from the body's bytes to the last byte of the answer.
+
+Everything that a request holds (tokens at the gate, reservations, attempts) is held by context
+managers, so a client that leaves at any stage, which cancels the handler, releases all of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from events.errors import CoreError, UserError
+from router.backends.attempt import ForeignChosenError
+from router.backends.relay import RelayCall
+from router.dispatch.dispatch import Job
+from router.dispatch.failover import Run
+from router.fleet.fleet import Pool
+from router.openai.chat import ChatCollector, ChatStream
+from router.openai.completions import CompletionCollector, CompletionStream
+from router.openai.parse import parse_chat, parse_completion
+from router.openai.progress import Progress
+from router.openai.sampling import to_sampling
+from router.openai.schema import ChatRequest, CompletionRequest, Limits
+from router.openai.stream import EventStream, new_head
+from router.rendering.render import RenderedPrompt, Renderer
+from router.revisions.mirror import Make
+from router.revisions.revisions import Revision
+from router.services import Services, limits_in
+from router.serving.answers import Answers
+from router.serving.http import request_id
+from router.serving.pump import Pump
+from router.serving.sse import EventWriter, Outbox
+from router.tenancy.degrade import Asked
+from router.tenancy.tenants import Tenant
+
+FOREVER_S = 86_400.0
+DRAIN_RETRY_S = 5.0
+
+
+class Route(NamedTuple):
+    """What the two routes do differently before a request is placed. Both raise UserError."""
+
+    parse: Callable[[bytes, Limits], Any]
+    render: Callable[[Renderer, Any, str], Awaitable[list[RenderedPrompt]]]
+
+
+async def _render_chat(renderer: Renderer, asked: ChatRequest, tenant: str) -> list[RenderedPrompt]:
+    return [await renderer.chat(asked.messages, asked.tools, tenant=tenant)]
+
+
+async def _render_prompts(
+    renderer: Renderer, asked: CompletionRequest, tenant: str
+) -> list[RenderedPrompt]:
+    return [await renderer.prompt(prompt, tenant=tenant) for prompt in asked.prompts]
+
+
+CHAT = Route(parse_chat, _render_chat)
+COMPLETION = Route(parse_completion, _render_prompts)
+
+
+def _mint_seed() -> int:
+    return secrets.randbits(62)
+
+
+def _call(
+    request: web.Request, tenant: Tenant, asked: ChatRequest | CompletionRequest, body: bytes
+) -> RelayCall:
+    """The request as a backend of another kind would get it."""
+    return RelayCall(
+        path=request.path,
+        body=body,
+        request_id=request_id(request),
+        tag=tenant.tag,
+        stream=asked.stream,
+        wants_usage=asked.include_usage,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request as one revision of the model takes it. `make` makes it once more, for a mirror."""
+
+    revision: Revision
+    tenant: Tenant
+    asked: Any
+    jobs: Sequence[Job]
+    make: Make | None = None
+
+
+class Generator:
+    """Handlers of POST /v1/chat/completions and /v1/completions."""
+
+    def __init__(self, services: Services) -> None:
+        self._of = services
+        self._model = services.config.model.name
+        self._settings = services.config.router
+        self._outbox = Outbox()
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        with ExitStack() as held:
+            tenant, body = await self._enter(request, held)
+            prepared = await self._prepare(request, tenant, body, CHAT)
+            asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
+            answers = await self._place(held, prepared)
+            kind = ChatStream if asked.stream else ChatCollector
+            head = new_head("chatcmpl", self._model, revision.fingerprint)
+            reply = kind(head, asked, revision.texts)
+            call = _call(request, tenant, asked, body)
+            response = await self._reply(request, answers, reply, call)
+            self._remember(tenant, revision, reply.progress)
+            return response
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions; several prompts are several runs."""
+        with ExitStack() as held:
+            tenant, body = await self._enter(request, held)
+            prepared = await self._prepare(request, tenant, body, COMPLETION)
+            asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
+            answers = await self._place(held, prepared)
+            kind = CompletionStream if asked.stream else CompletionCollector
+            head = new_head("cmpl", self._model, revision.fingerprint)
+            reply = kind(head, asked, revision.texts)
+            call = _call(request, tenant, asked, body)
+            return await self._reply(request, answers, reply, call)
+
+    async def _enter(self, request: web.Request, held: ExitStack) -> tuple[Tenant, bytes]:
+        if self._of.lifecycle.draining:
+            raise UserError(
+                CoreError(
+                    status=503,
+                    message="this gateway is shutting down",
+                    type="server_error",
+                    code="draining",
+                    retry_after_s=DRAIN_RETRY_S,
+                )
+            )
+        tenant = self._of.gate.authenticate(request.headers)
+        self._of.admitter.enter(held, request, tenant)
+        return tenant, await self._of.bodies.read(request)
+
+    def _degrade(
+        self,
+        request: web.Request,
+        tenant: Tenant,
+        asked: Asked,
+        prompts: Sequence[RenderedPrompt],
+        limits: Limits,
+    ) -> tuple[Asked, Tenant]:
+        """Backends of other kinds get the body as it came, so nothing is changed for them."""
+        if self._of.dispatcher.backends:
+            return asked, tenant
+        room_tokens = limits.context_tokens - max(prompt.tokens for prompt in prompts)
+        return self._of.admitter.degrade(request, tenant, asked, room_tokens)
+
+    async def _prepare(
+        self, request: web.Request, tenant: Tenant, body: bytes, route: Route
+    ) -> Prepared:
+        """By the revision whose turn it is. What that one can't take goes to the main one."""
+        revisions = self._of.revisions
+        make = partial(self._make, request, tenant, body, route)
+        if not revisions.others:
+            return await make(revisions.main)
+        asked = route.parse(body, revisions.main.widest)
+        live = revisions.of(tenant.name, asked)
+        if live is not revisions.main:
+            try:
+                prepared = await make(live)
+            except UserError:
+                live = revisions.main
+        if live is revisions.main:
+            prepared = await make(live)
+        again = partial(make, live=False) if revisions.may_mirror(asked) else None
+        return replace(prepared, make=again)
+
+    async def _make(
+        self,
+        request: web.Request,
+        tenant: Tenant,
+        body: bytes,
+        route: Route,
+        revision: Revision,
+        *,
+        live: bool = True,
+    ) -> Prepared:
+        pool = self._of.jobs.pool(revision.name)
+        limits = limits_in(revision.widest, pool)
+        asked = route.parse(body, limits)
+        prompts = await route.render(revision.renderer, asked, tenant.name)
+        if live:
+            asked, tenant = self._degrade(request, tenant, asked, prompts, limits)
+        jobs = self._jobs(request_id(request), tenant, asked, prompts, limits, pool)
+        return Prepared(revision, tenant, asked, jobs)
+
+    def _jobs(
+        self,
+        own_id: str,
+        tenant: Tenant,
+        asked: ChatRequest | CompletionRequest,
+        prompts: Sequence[RenderedPrompt],
+        limits: Limits,
+        pool: Pool | None,
+    ) -> list[Job]:
+        jobs = []
+        for number, prompt in enumerate(prompts):
+            sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, _mint_seed)
+            jobs.append(
+                self._of.jobs.make(f"{own_id}-{number}", tenant, prompt.ids, sampling, pool)
+            )
+        return jobs
+
+    async def _place(self, held: ExitStack, prepared: Prepared) -> Answers:
+        """Admit all prompts of the request or none; nothing is sent before the first `next`."""
+        of, retries = self._of, self._settings.retries
+        jobs, revision, whole = prepared.jobs, prepared.revision, not prepared.asked.stream
+        admission = await of.admitter.admit(held, prepared.tenant, jobs)
+        grow, dispatcher = admission.grow, revision.dispatcher
+        if prepared.make is not None:
+            of.mirror.offer(revision, prepared.make)
+        if len(jobs) > 1 and not of.links.up():
+            # A backend takes a body with all its prompts at once, or not at all.
+            jobs = jobs[:1]
+        may_relay = len(jobs) == 1
+        timely = [job.after(admission.waited_s) for job in jobs]
+        runs = [Run(job, dispatcher, of.budget, retries, whole, grow, may_relay) for job in timely]
+        return held.enter_context(Answers(runs, revision.name))
+
+    async def _reply(
+        self,
+        request: web.Request,
+        answers: Answers,
+        reply: EventStream | ChatCollector | CompletionCollector,
+        call: RelayCall,
+    ) -> web.StreamResponse:
+        """From deltas of our own replicas or from the bytes of a backend: whoever is chosen, until
+        one has begun to answer."""
+        while True:
+            try:
+                return await self._answer(request, answers, reply)
+            except ForeignChosenError:
+                relay, run = self._of.backends.relay, answers.runs[0]
+                response = await relay.answer(request, call, run, answers.headers())
+                if response is not None:
+                    return response
+
+    async def _answer(
+        self,
+        request: web.Request,
+        answers: Answers,
+        reply: EventStream | ChatCollector | CompletionCollector,
+    ) -> web.StreamResponse:
+        if isinstance(reply, EventStream):
+            return await self._stream(request, answers, reply)
+        while not answers.done:
+            for number, delta in await answers.next(FOREVER_S):
+                reply.feed(delta, number)
+        headers = answers.headers()
+        return web.Response(body=reply.body(), headers=headers, content_type="application/json")
+
+    async def _stream(
+        self, request: web.Request, answers: Answers, reply: EventStream
+    ) -> web.StreamResponse:
+        writer = EventWriter(request, self._outbox, self._settings.slow_reader_s)
+        keepalive_s = self._settings.keepalive_s
+        return await Pump(writer, answers, reply, self._of.metrics, keepalive_s).respond()
+
+    def _remember(self, tenant: Tenant, revision: Revision, progress: Progress) -> None:
+        """Keep the generated turns, so that the next request hits the cache with their ids."""
+        if progress.error is not None or not progress.done:
+            return
+        for choice in progress.choices:
+            ids = list(choice.token_ids)
+            while ids and ids[-1] in revision.card.eos_ids:
+                ids.pop()
+            revision.renderer.remember(tenant.name, choice.text, ids)

@@ -1,0 +1,126 @@
+"""What every route shares: ids, errors in OpenAI's shape, counting, and the log that stays silent
+about content."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import traceback
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from events.errors import CoreError, UserError
+from router.openai.errors import SERVER_ERROR, to_response
+from router.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S = 60.0
+REQUEST_ID = web.RequestKey("request_id", str)
+_CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def error_response(error: CoreError) -> web.Response:
+    """A CoreError as the whole answer."""
+    answer = to_response(error)
+    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+
+
+def log_unexpected(error: BaseException) -> None:
+    """Where it happened and what kind it is; never its text, which may quote a prompt."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " > ".join(f"{frame.name}:{frame.lineno}" for frame in frames[-8:])
+    log.error("unexpected %s at %s", type(error).__name__, places)
+
+
+def _http_error(error: web.HTTPException) -> CoreError:
+    """What aiohttp itself refuses."""
+    if error.status == 404:
+        message, code = "Unknown request URL. Please check the URL for typos.", "unknown_url"
+    elif error.status == 405:
+        message, code = "This method is not allowed here.", "method_not_supported"
+    elif error.status == 413:
+        message, code = "The request's body is too large.", "request_too_large"
+    else:
+        message, code = error.reason or "The request can't be served.", None
+    return CoreError(status=error.status, message=message, code=code)
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The whole body. Raises UserError: 413 over the bound, 408 when it comes too slowly, 415 when
+    it is compressed, 400 when its framing is broken."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        message = "compressed bodies are not supported"
+        raise UserError(CoreError(status=415, message=message, code="unsupported_encoding"))
+    try:
+        if (request.content_length or 0) > request.client_max_size:
+            # Said at once: the bytes may never come.
+            raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length)
+        if request.content.is_eof():  # all of it came with the head: there is nothing to wait for
+            return await request.read()
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError:
+        message = "the request's body did not arrive in time"
+        raise UserError(CoreError(status=408, message=message, code="timeout")) from None
+    except web.HTTPRequestEntityTooLarge as error:
+        raise UserError(_http_error(error)) from None
+    except web.RequestPayloadError:
+        message = "the request's body is broken"
+        raise UserError(CoreError(status=400, message=message)) from None
+
+
+def route_of(request: web.Request) -> str:
+    """The route's template: a label from a fixed set."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "other"
+
+
+def request_id(request: web.Request) -> str:
+    """The id that this gateway minted for the request."""
+    return request[REQUEST_ID]
+
+
+def error_middleware(metrics: Metrics) -> Callable[[web.Request, Handler], Awaitable]:
+    """Mints the id, turns every failure into an answer, counts what was answered."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[REQUEST_ID] = f"req-{secrets.token_hex(12)}"
+        status = 499
+        try:
+            response = await _answer(request, handler)
+            status = response.status
+            return response
+        finally:
+            metrics.answered(route_of(request), status)
+
+    return middleware
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except UserError as error:
+        return error_response(error.error)
+    except web.HTTPException as error:
+        response = error_response(_http_error(error))
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except Exception as error:
+        log_unexpected(error)
+        return error_response(SERVER_ERROR)
+
+
+async def add_ids(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler: `x-request-id` echoes a harmless client id, else it is ours."""
+    ours = request.get(REQUEST_ID, "")
+    given = request.headers.get("x-request-id", "")
+    response.headers["x-request-id"] = given if _CLIENT_ID.fullmatch(given) else ours
+    response.headers["x-warmroute-request"] = ours

@@ -1,0 +1,1 @@
+"""Metrics, alarms, what was predicted against what came true, and telling the bus."""

@@ -1,0 +1,49 @@
+"""What /metrics reads of locality and its truth, when somebody scrapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from router.fleet.fleet import Fleet
+from router.locality.optimistic import OptimisticEntries
+from router.telemetry.accuracy import Accuracy, Sums
+from router.telemetry.metrics import Metrics, Sample
+
+
+def register_index(metrics: Metrics, fleet: Fleet, optimistic: OptimisticEntries) -> None:
+    """What locality is known from: memory and its bounds, false hits."""
+    metrics.gauge("index_bytes", "Memory of the digest index", lambda: fleet.index.nbytes)
+    metrics.gauge("index_limit_bytes", "At most", lambda: fleet.index.max_bytes)
+    metrics.gauge("promised_bytes", "Keys of what is on its way", lambda: optimistic.nbytes)
+    metrics.gauge("promised_limit_bytes", "At most", lambda: optimistic.max_bytes)
+
+    def false_hits() -> list[Sample]:
+        return [((name,), rate) for name, rate in fleet.false_hits.rates()]
+
+    metrics.gauges(
+        "digest_false_positive_rate",
+        "Of a replica's digest, per absent key asked, as measured here",
+        ("replica",),
+        false_hits,
+    )
+
+
+def register_accuracy(metrics: Metrics, accuracy: Accuracy) -> None:
+    """Predicted against actual, by replica and tenant."""
+    counted: dict[str, tuple[str, Callable[[Sums], float]]] = {
+        "trust_answered": ("Answered requests", lambda of: of.answered),
+        "trust_matched_tokens": ("Prompt tokens in the digest", lambda of: of.matched_tokens),
+        "trust_usable_tokens": ("Cached tokens reckoned with", lambda of: of.usable_tokens),
+        "trust_skipped_tokens": ("Cached tokens found", lambda of: of.skipped_tokens),
+        "trust_predicted_ttft_seconds": ("As predicted", lambda of: of.predicted_ttft_ms / 1e3),
+        "trust_ttft_seconds": ("As it came", lambda of: of.ttft_ms / 1e3),
+        "trust_wrong_depth": ("Digest over 2 blocks too deep", lambda of: of.wrong_depth),
+    }
+    for name, (text, value) in counted.items():
+        metrics.counters(name, text, ("replica", "tenant"), partial(accuracy.read, value))
+    metrics.gauge(
+        "wrong_depth_ratio",
+        "Share of answered requests whose digest was over 2 blocks too deep",
+        lambda: accuracy.total.wrong_depth_ratio,
+    )

@@ -1,0 +1,1 @@
+"""Who comes in, within which limits, what they share, and what they used."""

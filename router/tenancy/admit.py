@@ -1,0 +1,86 @@
+"""One request's way in: the limits of its tenant, the bounds of the gateway, then its turn.
+
+Everything is held by the request's ExitStack, so whoever leaves, at whatever stage, gives it back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from aiohttp import web
+
+from events.errors import UserError
+from router.dispatch.dispatch import Job
+from router.tenancy.degrade import MARK, Asked, degraded
+from router.tenancy.gate import Admission, Gate
+from router.tenancy.limits import Account, Limits
+from router.tenancy.tenants import Tenant
+from router.waiting.queue import RequestQueue
+
+RETRY_COUNT_HEADER = "x-stainless-retry-count"
+"""OpenAI's clients say how often they have asked already."""
+DEGRADED_HEADER = "x-warmroute-degraded"
+
+_ACCOUNT = web.RequestKey("account", Account)
+_DEGRADED = web.RequestKey("degraded", tuple[str, ...])
+
+
+class Admitter:
+    """Counts what was made less, by name, and the requests that clients repeated."""
+
+    def __init__(self, gate: Gate, limits: Limits, queue: RequestQueue) -> None:
+        self.limits = limits
+        self.queue = queue
+        self.degraded: Counter[str] = Counter()
+        self.client_retries = 0
+        self._gate = gate
+
+    def enter(self, held: ExitStack, request: web.Request, tenant: Tenant) -> None:
+        """Before the body is read. Raises UserError (429, 503)."""
+        account = self.limits.account(tenant)
+        self.limits.tallies.asked(tenant.name)
+        self.client_retries += request.headers.get(RETRY_COUNT_HEADER, "0") != "0"
+        request[_ACCOUNT] = account
+        held.enter_context(account.request(tenant.policy.max_concurrent))
+        held.enter_context(self._gate.request())
+
+    def degrade(
+        self, request: web.Request, tenant: Tenant, asked: Asked, room_tokens: int
+    ) -> tuple[Asked, Tenant]:
+        """What is served instead where much is waiting and the tenant's policy allows it."""
+        if not tenant.policy.degrade or self.queue.fullness < MARK:
+            return asked, tenant
+        less = degraded(tenant, asked, room_tokens)
+        request[_DEGRADED] = less.names
+        self.degraded.update(less.names)
+        return less.asked, less.tenant
+
+    async def admit(self, held: ExitStack, tenant: Tenant, jobs: Sequence[Job]) -> Admission:
+        """Before anything is sent: waits for the request's turn. Raises UserError (413, 429)."""
+        account = self.limits.account(tenant)
+        booked = self._gate.expected_tokens(jobs)
+        account.book_tokens(booked)
+        held.callback(self.queue.pump)
+        try:
+            admission = held.enter_context(self._gate.admitted(jobs))
+            admission.waited_s = await self.queue.wait(tenant, jobs, booked)
+        except BaseException as error:
+            account.correct_tokens(-booked)
+            account.tally.refused["busy"] += isinstance(error, UserError)
+            raise
+        account.tally.wait.observe(admission.waited_s)
+        admission.on_begin = self.queue.pump
+        held.callback(lambda: account.correct_tokens(admission.held_tokens - booked))
+        return admission
+
+
+async def add_limits(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler: x-ratelimit-* on the answers of tenants that have limits, and what was made
+    less of the request."""
+    account = request.get(_ACCOUNT)
+    if account is not None:
+        response.headers.update(account.headers())
+    if names := request.get(_DEGRADED):
+        response.headers[DEGRADED_HEADER] = ", ".join(names)

@@ -1,0 +1,1 @@
+"""Where requests wait, whose turn it is, and what each stage holds."""

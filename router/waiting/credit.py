@@ -1,0 +1,102 @@
+"""Whether a pool should be given more work now, or whoever wants some should wait in the router.
+
+A replica's own queue is first come first served: what lies there can't be ordered fairly any more.
+So it gets no more than keeps it busy until the next is there: a bounded time of prefill, as its
+own speed has it, as many requests as it runs at once, and no more KV than it has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from router.choice.cost import MAX_BACKLOG_AGEING_MS
+from router.choice.reserve import Booked, Ledger
+from router.fleet.board import backlog_ms
+from router.fleet.fleet import Fleet
+from router.fleet.member import Member
+
+SCAN_S = 20e-6
+"""For each replica that was looked at in vain: so long nobody looks again."""
+
+
+class _Roster:
+    """The members of a pool, and where to look first."""
+
+    def __init__(self, members: list[Member]) -> None:
+        self.members = members
+        self.at = 0
+        self.full_until_s = 0.0
+
+
+class Credit:
+    """Reads the fleet and the ledger of reservations, and changes nothing."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        ahead_ms: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._ledger = ledger
+        self._ahead_ms = ahead_ms
+        self._clock = clock
+        self._version = fleet.roster_version
+        self._rosters: dict[str, _Roster] = {}
+
+    def room(self, pool: str) -> bool:
+        """Whether some replica should get more. True as well where none can be routed to: then the
+        choice says why. A few microseconds while there is room."""
+        roster = self._roster(pool)
+        now_s = self._clock()
+        if now_s < roster.full_until_s:
+            return False
+        found = self._search(roster, now_s)
+        if not found:
+            roster.full_until_s = now_s + SCAN_S * len(roster.members)
+        return found
+
+    def _search(self, roster: _Roster, now_s: float) -> bool:
+        """From where there was room last. Who is unheard counts only where everybody is."""
+        count, heard, unheard_room, routable = len(roster.members), False, False, False
+        for step in range(count):
+            at = (roster.at + step) % count
+            member = roster.members[at]
+            if member.unavailable(now_s) is not None:
+                continue
+            routable, unheard = True, member.unheard(now_s)
+            heard |= not unheard
+            if self._has_room(member, now_s):
+                if not unheard:
+                    roster.at = at
+                    return True
+                unheard_room = True
+        return not routable or (unheard_room and not heard)
+
+    def _has_room(self, member: Member, now_s: float) -> bool:
+        booked, load = self._ledger.booked(member.replica), member.load
+        if not booked.requests:
+            return True
+        if booked.requests >= member.hello.max_running:
+            return False
+        if load is not None and load.free_blocks + load.cached_blocks <= booked.unseen_blocks:
+            return False
+        # The first token is told at once, the backlog only with the next report.
+        return not booked.prefilling or _ahead_ms(member, booked, now_s) < self._ahead_ms
+
+    def _roster(self, pool: str) -> _Roster:
+        if self._version != self._fleet.roster_version:
+            self._rosters.clear()
+            self._version = self._fleet.roster_version
+        roster = self._rosters.get(pool)
+        if roster is None:
+            roster = self._rosters[pool] = _Roster(self._fleet.members(pool))
+        return roster
+
+
+def _ahead_ms(member: Member, booked: Booked, now_s: float) -> float:
+    """Prefill work that lies before a newcomer."""
+    age_ms = min(MAX_BACKLOG_AGEING_MS, 1e3 * (now_s - member.load_at_s))
+    return max(0.0, backlog_ms(member) - age_ms) + booked.unseen_prefill_ms

@@ -1,0 +1,85 @@
+"""Where work waits or is held on its way through the gateway, as one table in the metrics.
+
+Each stage has a bound in a unit of its own, told by its name here:
+
+connections, requests  a count of each
+body                   bytes of bodies that are being read
+tokenise               characters that wait for a thread or are in one
+tokens                 tokens of prompts and expected answers inside
+queue, queue_tokens    requests that wait for their turn, and their tokens
+link                   bytes on the way to one replica: of the fullest link
+output                 bytes that wait for one client: of the slowest reader
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from router.dispatch.link import MAX_OUTBOX_BYTES
+from router.services import Services
+from router.serving.door import Door
+from router.telemetry.metrics import Metrics, Sample
+from router.waiting.held import Held
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One row. `oldest_s` is 0 where nothing is held."""
+
+    name: str
+    depth: float
+    limit: float
+    oldest_s: float
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+
+def _of_held(name: str, held: Held) -> Stage:
+    return Stage(name, held.depth, held.limit, held.oldest_s(), held.refused)
+
+
+def stages(of: Services, door: Door) -> Iterator[Stage]:
+    """All of them, as they are now, in the order of a request's way."""
+    config, gate, queue = of.config.router, of.gate, of.admitter.queue
+    yield Stage(
+        "connections", door.connections, door.limit, door.idlest_s(), {"full": door.refused}
+    )
+    yield _of_held("requests", gate.held)
+    yield _of_held("body", of.bodies.held)
+    yield _of_held("tokenise", of.renderer.pending)
+    yield Stage(
+        "tokens", gate.tokens, config.max_inflight_tokens, gate.held.oldest_s(), gate.refused
+    )
+    waiting = queue.held
+    yield Stage("queue", len(waiting), config.max_queued_requests, waiting.oldest_s())
+    yield _of_held("queue_tokens", waiting)
+    links = of.links.all()
+    yield Stage(
+        "link",
+        max((link.unsent_bytes for link in links), default=0),
+        MAX_OUTBOX_BYTES,
+        0.0,
+        {"full": sum(link.counts["outbox_full"] for link in links)},
+    )
+    slowest = max((link.slowest_reader() for link in links), default=(0, 0.0))
+    refused = {"slow_reader": of.metrics.stream_errors("slow_reader")}
+    yield Stage("output", slowest[0], config.stream_buffer_bytes, slowest[1], refused)
+
+
+def register_stages(metrics: Metrics, services: Services, door: Door) -> None:
+    """The table, read at each scrape."""
+
+    def column(name: str) -> Iterable[Sample]:
+        return [((stage.name,), getattr(stage, name)) for stage in stages(services, door)]
+
+    def refused() -> Iterable[Sample]:
+        for stage in stages(services, door):
+            yield from (((stage.name, why), count) for why, count in stage.refused.items())
+
+    label = ("stage",)
+    metrics.gauges("stage_depth", "What a stage holds", label, lambda: column("depth"))
+    metrics.gauges("stage_limit", "At most so much", label, lambda: column("limit"))
+    metrics.gauges(
+        "stage_oldest_seconds", "For how long already", label, lambda: column("oldest_s")
+    )
+    metrics.counters("stage_refused", "What it refused", ("stage", "reason"), refused)

@@ -1,0 +1,169 @@
+"""Filters, prices and choices of the whole pool at once, against plain Python one by one."""
+
+from __future__ import annotations
+
+import random
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.native import load_object
+from events.decision import CandidateTerms
+from events.load import DecodeFit, PrefillFit
+from router.choice.cost import (
+    BEST,
+    KERNELS,
+    Demand,
+    NativePricer,
+    NumpyPricer,
+    Pricer,
+    Sheet,
+    declared,
+)
+from router.choice.reserve import Booked
+from router.choice.score import SHOWN
+from router.fleet.board import row_of
+from router.policies.base import Candidate
+from tests.router.kit import World, hello, load, prompt
+from tests.router.oracle import pick as oracle_pick
+from tests.router.oracle.cost import credit
+from tests.router.oracle.score import Candidate as OracleCandidate
+from tests.router.oracle.score import Scorer as OracleScorer
+
+SHARED = prompt((0, 6))
+CHAINS = [prompt((0, 6), (seed, 12)) for seed in range(1, 5)]
+DIGESTS = ((), (SHARED,), (CHAINS[0],), (CHAINS[1], CHAINS[2]), (CHAINS[3],))
+
+
+def fleet_of(world: World, rng: random.Random, replicas: int) -> None:
+    """Replicas of all kinds: slow, full, draining, silent, unlinked, refused, without load."""
+    for number in range(replicas):
+        name = f"r{number}"
+        odd = rng.random()
+        model = "other" if odd < 0.05 else "tiny"
+        world.fleet.on_hello(
+            name, 1, hello(model=model, max_running=rng.choice([2, 32]), context_tokens=4_096)
+        )
+        if odd > 0.1:
+            world.fleet.link_state(name, 1, True)
+        if odd < 0.95:
+            world.fleet.on_load(name, 1, some_load(rng))
+        if rng.random() < 0.8:
+            world.hold(name, *rng.choice(DIGESTS))
+        for _ in range(rng.choice([0, 0, 0, 1, 3])):
+            world.fleet.replica_failed(name, 1)
+
+
+def some_load(rng: random.Random, **changes: object):
+    return load(
+        waiting=rng.randrange(4),
+        running=rng.randrange(5),
+        queued_prefill_tokens=rng.choice([0, rng.randrange(3_000)]),
+        running_context_tokens=rng.randrange(9_000),
+        free_blocks=rng.choice([4_096, rng.randrange(40)]),
+        cached_blocks=rng.randrange(2_000),
+        prefill=PrefillFit(rng.random(), rng.random(), rng.random() * 1e-3, 1.0),
+        decode=DecodeFit(50 * rng.random(), rng.random(), rng.random() * 1e-3, 1.0),
+        draining=rng.random() < 0.05,
+        prompt_tokens_total=rng.randrange(100_000),
+        cached_tokens_total=rng.randrange(50_000),
+        **changes,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 32), replicas=st.integers(1, 40))
+def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
+    rng, world = random.Random(seed), World(seed=seed)
+    brain, policy = world.brain, oracle_pick.Warmroute()
+    oracle = OracleScorer(world.fleet, brain.ledger, brain.optimistic, brain.router_boot)
+    fleet_of(world, rng, replicas)
+    for _ in range(20):
+        world.clock.pass_s(rng.choice([0.0, 0.3, 2.0]))
+        brain.optimistic.expire(world.clock())
+        for _ in range(rng.randrange(3)):
+            seen = {brain.router_boot: rng.randrange(20)}
+            world.fleet.on_load(f"r{rng.randrange(replicas)}", 1, some_load(rng, seen=seen))
+        query = world.query(
+            rng.choice(CHAINS),
+            ttft_deadline_ms=rng.choice([None, 1e6]),
+            exclude=frozenset({f"r{rng.randrange(replicas)}"} if rng.random() < 0.2 else ()),
+        )
+        expected = oracle.survey(query, brain._output_tokens, world.clock())
+        found = brain._scorer.survey(query, brain._output_tokens, world.clock())
+        assert [c.replica for c in found.candidates()] == list(expected.scored)
+        for mine, theirs in zip(found.candidates(), expected.candidates(), strict=True):
+            same(mine, found.shown(mine.replica)[0], theirs)
+            of, oracle_of = found.scored(mine.replica), expected.scored[mine.replica]
+            assert (of.cached_tokens, of.digest_blocks, of.new_blocks) == (
+                oracle_of.cached_tokens,
+                oracle_of.digest_blocks,
+                oracle_of.price.new_blocks,
+            )
+            assert of.ttft_ms == pytest.approx(oracle_of.price.ttft_ms)
+            usable = credit(oracle_of.member, world.clock()) * oracle_of.cached_tokens
+            assert of.usable_tokens == pytest.approx(usable, abs=1.0)
+        fit = min(SHOWN, len(expected.scored))
+        assert found.shown()[fit:] == list(expected.filtered[: SHOWN - fit])
+        if not expected.scored:
+            continue
+        dice = random.Random()
+        dice.setstate(brain.rng.getstate())
+        pick = policy.pick(query, expected.candidates(), dice)
+        decision = brain.decide(query)
+        assert (decision.replica, decision.reason) == (pick.candidate.replica, pick.reason)
+        best = sorted(expected.candidates(), key=lambda c: -c.terms.score)
+        others = [c.replica for c in best if c.replica != decision.replica]
+        shown = [decision.replica, *others, *(terms.replica for terms in expected.filtered)]
+        assert [terms.replica for terms in decision.candidates] == shown[:16]
+        policy.placed(query, expected.candidates(), pick)
+        if rng.random() < 0.5:
+            world.serve(decision)
+
+
+def same(mine: Candidate, shown: CandidateTerms, theirs: OracleCandidate) -> None:
+    """Equal but for the last bits of numbers."""
+    bare, terms = msgspec.to_builtins(theirs), msgspec.to_builtins(shown)
+    expected = bare.pop("terms")
+    assert msgspec.to_builtins(mine) == bare
+    for name, value in expected.items():
+        exact = value is None or isinstance(value, str)
+        near = value if exact else pytest.approx(value, rel=1e-12, abs=1e-9)
+        assert terms[name] == near, name
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 1 << 32), replicas=st.integers(1, 70))
+def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
+    rng, world = random.Random(seed), World()
+    fleet_of(world, rng, replicas)
+    world.clock.pass_s(rng.choice([0.0, 1.0, 20.0]))
+    members = [world.fleet.member(f"r{number}") for number in range(replicas)]
+    booked = Booked(requests=3, prefilling=1, unseen_requests=2, unseen_prefill_ms=5.0)
+    rows = [row_of(member, rng.choice([booked, Booked()])) for member in members]
+    if rng.random() < 0.5:
+        rows[::2] = [rows[0]] * len(rows[::2])
+    demand = Demand(rng.randrange(1, 5_000), rng.random() * 100, 16, rng.choice([None, 50.0]))
+    asked = np.array([rng.random() < 0.9 for _ in members], np.uint8)
+    depths = np.array([rng.choice([0, rng.randrange(300)]) for _ in members], np.int32)
+    pricers: list[Pricer] = [NativePricer(declared(load_object(KERNELS))), NumpyPricer()]
+    found = [
+        pricer.price(sheet_of(rows), demand, asked, depths, world.clock()) for pricer in pricers
+    ]
+    (state, terms, best), (twins_state, twins_terms, twins_best) = found
+    np.testing.assert_array_equal(state, twins_state)
+    np.testing.assert_allclose(terms, twins_terms, rtol=1e-12, atol=1e-9)
+    assert np.isfinite(terms).all()
+    assert terms[best, 0].tolist() == pytest.approx(twins_terms[twins_best, 0].tolist())
+    assert best == np.argsort(-terms[:, 0], kind="stable")[:BEST].tolist()
+
+
+def sheet_of(rows: list[tuple[float, ...]]) -> Sheet:
+    sheet = Sheet(len(rows))
+    sheet.table[:] = rows
+    return sheet

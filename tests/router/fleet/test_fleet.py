@@ -1,0 +1,257 @@
+"""Membership, pools, fences and alarms."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from events.load import DigestShape
+from router.choice.route import NoReplica
+from router.fleet.fleet import MAX_REPLICAS, STALE_DIGEST_AFTER_S
+from tests.router.kit import LAYOUT, POOL, SHAPE, World, digest_bits, hello, load, prompt
+
+P = prompt((1, 40))
+NOTHING = np.zeros(0, np.uint32)
+
+
+def alarms(world: World) -> set[str]:
+    return {alarm.name for alarm in world.fleet.alarms}
+
+
+@pytest.mark.parametrize(
+    ("changes", "alarm"),
+    [
+        ({"model": "other"}, "model_mismatch"),
+        ({"weights": "00"}, "weights_mismatch"),
+        ({"tokenizer": "00"}, "tokenizer_mismatch"),
+        ({"template": "00"}, "template_mismatch"),
+        ({"key_id": "00"}, "key_mismatch"),
+        ({"hash_version": "v0"}, "hash_version_mismatch"),
+        ({"layout": msgspec.structs.replace(LAYOUT, block_tokens=32)}, "block_size_mismatch"),
+        ({"layout": msgspec.structs.replace(LAYOUT, layers=9)}, "layout_mismatch"),
+        ({"digest": DigestShape(bits=100, k=8)}, "digest_shape_refused"),
+    ],
+)
+def test_R8_a_replica_that_does_not_fit_is_refused_by_name(
+    changes: dict[str, object], alarm: str
+) -> None:
+    world = World()
+    world.fleet.on_hello("a", 1, hello(**changes))
+    world.fleet.link_state("a", 1, True)
+    world.fleet.on_load("a", 1, load())
+    assert alarm in alarms(world)
+    assert world.fleet.targets() == {}
+    assert world.fleet.pools() == {}
+    assert isinstance(world.brain.decide(world.query(P)), NoReplica)
+    world.fleet.on_hello("a", 1, hello())
+    assert alarms(world) == set()
+    assert world.decide(P).replica == "a"
+
+
+def test_two_layouts_are_two_pools() -> None:
+    world = World(2)
+    world.fleet.on_hello("b", 1, hello(layout=msgspec.structs.replace(LAYOUT, dtype="bfloat16")))
+    pools = world.fleet.pools()
+    assert next(iter(pools)) == POOL
+    assert [pool.replicas for pool in pools.values()] == [("r0", "r1"), ("b",)]
+    assert pools[POOL].block_tokens == 16
+
+
+def test_no_link_no_traffic() -> None:
+    world = World(2)
+    world.fleet.link_state("r0", 1, False)
+    assert {world.decide(P).replica for _ in range(8)} == {"r1"}
+    world.fleet.link_state("r0", 1, True)
+    assert {world.decide(P).replica for _ in range(16)} == {"r0", "r1"}
+
+
+def test_the_link_of_a_former_life_does_not_count() -> None:
+    world = World(1)
+    world.fleet.on_hello("r0", 2, hello())
+    assert world.fleet.targets() == {"r0": (2, "ws://127.0.0.1:9/link")}
+    assert isinstance(world.brain.decide(world.query(P)), NoReplica)
+    world.fleet.link_state("r0", 1, False)
+    world.fleet.link_state("r0", 2, True)
+    assert world.decide(P).replica == "r0"
+
+
+def test_a_link_that_is_ahead_of_the_hello_counts_once_it_comes() -> None:
+    world = World(1)
+    world.fleet.link_state("r0", 2, True)
+    assert isinstance(world.brain.decide(world.query(P)), NoReplica)
+    world.fleet.on_hello("r0", 2, hello())
+    assert world.decide(P).replica == "r0"
+
+
+def test_R17_a_replica_that_comes_back_while_its_link_stands_is_routable() -> None:
+    world = World(1)
+    world.fleet.on_gone("r0", 1, "silent")
+    world.fleet.link_state("r0", 1, False)
+    assert len(world.fleet) == 0
+    world.fleet.link_state("r0", 1, True)
+    world.fleet.on_hello("r0", 1, hello())
+    assert world.decide(P).replica == "r0"
+
+
+def test_a_replica_that_hangs_gets_nothing_while_another_is_heard() -> None:
+    world = World()
+    world.join("hangs", held=(P,))
+    world.join("heard")
+    for _ in range(20):
+        world.clock.pass_s(0.25)
+        world.fleet.on_load("heard", 1, load())
+    decision = world.decide(P)
+    assert decision.replica == "heard"
+    assert decision.candidates[-1].filtered == "unheard"
+    assert world.decide(P, exclude=frozenset({"heard"})).replica == "hangs"
+    world.fleet.on_load("hangs", 1, load())
+    assert world.decide(P).replica == "hangs"
+
+
+def test_R13_a_replica_whose_reports_come_late_keeps_its_traffic_and_its_index() -> None:
+    world = World()
+    world.join("late", held=(P,))
+    world.join("prompt")
+    for _ in range(6):
+        for _ in range(11):
+            world.clock.pass_s(0.25)
+            world.fleet.on_load("prompt", 1, load())
+            warm = world.brain.explain(world.query(P))
+            assert (warm.replica, warm.predicted_cached_tokens) == ("late", len(P) * 16)
+        world.fleet.on_load("late", 1, load())
+        world.fleet.on_digest_delta("late", 1, 0, NOTHING, NOTHING)
+
+
+def test_where_only_the_bus_is_silent_everybody_is_asked() -> None:
+    world = World(2)
+    world.clock.pass_s(20.0)
+    assert {world.decide(P).replica for _ in range(16)} == {"r0", "r1"}
+
+
+def test_E8_a_larger_boot_starts_empty_and_old_messages_are_ignored() -> None:
+    world = World()
+    world.join("a", boot=5, held=(P,))
+    decision = world.decide(P)
+    for _ in range(3):
+        world.fleet.replica_failed("a", 5)
+    world.fleet.on_hello("a", 6, hello())
+    world.fleet.link_state("a", 6, True)
+    assert len(world.brain.ledger) == 0
+    assert len(world.brain.optimistic) == 0
+    # Twenty messages of the old life, late.
+    for seq in range(20):
+        world.fleet.on_hello("a", 5, hello())
+        world.fleet.on_load("a", 5, load(queued_prefill_tokens=9_999))
+        world.fleet.on_digest_reset("a", 5, 1, seq, SHAPE, digest_bits(P))
+        world.fleet.on_digest_delta("a", 5, seq, np.arange(9, dtype=np.uint32), NOTHING)
+    world.fleet.on_gone("a", 5, "silent")
+    world.end(decision, "transport", replica_fault=True)
+    view = world.fleet.replicas()[0]
+    assert (view.boot, view.digest_known, view.load, view.trust) == (6, False, None, 1.0)
+    fresh = world.decide(P)
+    assert fresh.predicted_cached_tokens == 0
+    assert world.fleet.member("a").breaker.failures == 0
+
+
+def test_E4_a_replica_whose_digest_never_comes_is_named_and_locality_what_was_sent() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.fleet.on_hello(name, 1, hello())
+        world.fleet.link_state(name, 1, True)
+    first = world.decide(P)
+    world.serve(first)
+    within_s = 10.0
+    for _ in range(int(within_s / 0.25)):
+        world.clock.pass_s(0.25)
+        for name in ("a", "b"):
+            world.fleet.on_load(name, 1, load())
+    assert alarms(world) == {"no_events"}
+    again = world.decide(P)
+    assert again.replica == first.replica
+    assert again.predicted_cached_tokens == len(P) * 16
+    assert {terms.locality for terms in again.candidates} == {"optimistic"}
+    assert {view.locality for view in world.fleet.replicas()} == {"optimistic"}
+    world.hold("a", P)
+    world.hold("b")
+    assert alarms(world) == set()
+    assert {terms.locality for terms in world.decide(P).candidates} == {"digest"}
+
+
+def test_a_digest_that_is_no_longer_confirmed_is_stale_and_fades() -> None:
+    world = World()
+    world.join("a", held=(P,))
+    fresh = world.decide(P).candidates[0]
+    for _ in range(40):
+        world.clock.pass_s(1.0)
+        world.fleet.on_load("a", 1, load(digest_seq=7))
+    assert world.clock.now_s - 1_000 > STALE_DIGEST_AFTER_S
+    assert alarms(world) == {"stale_digest"}
+    assert world.decide(P).candidates[0].saved_prefill_ms < 0.5 * fresh.saved_prefill_ms
+    world.fleet.on_digest_delta("a", 1, 7, NOTHING, NOTHING)
+    world.clock.pass_s(1.0)
+    world.fleet.on_load("a", 1, load(digest_seq=7))
+    assert alarms(world) == set()
+
+
+def test_E5_a_gap_drops_locality_only_and_a_snapshot_brings_it_back() -> None:
+    world = World()
+    world.join("a", held=(P,))
+    world.fleet.on_digest_unknown("a", 1, "gap")
+    assert world.decide(P).predicted_cached_tokens == 0
+    world.brain.optimistic.forget_replica("a")
+    world.hold("a", P)
+    assert world.decide(P).predicted_cached_tokens == len(P) * 16
+
+
+def test_a_delta_without_a_digest_is_ignored() -> None:
+    world = World(1)
+    world.fleet.on_digest_unknown("r0", 1, "gap")
+    world.fleet.on_digest_delta("r0", 1, 3, np.arange(5, dtype=np.uint32), NOTHING)
+    assert not world.fleet.index.known("r0")
+
+
+def test_a_digest_that_contradicts_its_shape_is_named_not_believed() -> None:
+    world = World(1)
+    world.fleet.on_digest_reset("r0", 1, 1, 0, SHAPE, np.zeros(3, np.uint8))
+    assert alarms(world) == {"bad_digest"}
+    assert world.decide(P).predicted_cached_tokens == 0
+
+
+def test_a_replica_that_says_bye_is_gone_at_once() -> None:
+    world = World(1)
+    world.fleet.on_gone("r0", 1, "draining")
+    assert len(world.fleet) == 0
+    assert world.fleet.index.nbytes == 0
+
+
+def test_E9_a_silent_bus_does_not_stop_traffic_over_a_standing_link() -> None:
+    world = World()
+    world.join("a", held=(P,))
+    world.fleet.on_gone("a", 1, "silent")
+    assert world.decide(P).predicted_cached_tokens == 0
+    world.fleet.link_state("a", 1, False)
+    assert len(world.fleet) == 0
+
+
+def test_a_draining_replica_gets_nothing_new_but_keeps_its_link() -> None:
+    world = World(2)
+    world.fleet.on_load("r0", 1, load(draining=True))
+    assert {world.decide(P).replica for _ in range(6)} == {"r1"}
+    assert set(world.fleet.targets()) == {"r0", "r1"}
+    assert world.fleet.replicas()[0].state == "draining"
+
+
+def test_absurd_time_models_from_the_wire_are_not_used() -> None:
+    world = World(2)
+    poison = msgspec.structs.replace(load().prefill, b=float("nan"))
+    world.fleet.on_load("r0", 1, load(prefill=poison))
+    assert np.isfinite(world.decide(P).predicted_ttft_ms)
+
+
+def test_R9_a_fleet_that_is_full_says_so() -> None:
+    world = World()
+    for number in range(MAX_REPLICAS + 1):
+        world.fleet.on_hello(f"r{number}", 1, hello())
+    assert len(world.fleet) == MAX_REPLICAS
+    assert alarms(world) == {"fleet_full"}

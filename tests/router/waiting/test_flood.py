@@ -1,0 +1,81 @@
+"""S6 in virtual time: who floods the fleet waits in his own line."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from router.tenancy.tenants import Tenant
+from tests.router.waiting.fleet import Fleet, p95, tenant, unique
+
+FLOOD, POLITE = tenant("flood"), tenant("polite")
+STREAMS = 50
+
+
+async def measure(fleet: Fleet, flood: bool, prompt_tokens: int = 1_024, asked: int = 60) -> list:
+    """TTFTs of one request a second, beside 50 streams of unique prompts or alone."""
+
+    async def stream() -> None:
+        while True:
+            await fleet.ask(FLOOD, unique(prompt_tokens))
+
+    streams = [asyncio.create_task(stream()) for _ in range(STREAMS if flood else 0)]
+    await asyncio.sleep(20)
+    polite = []
+    for _ in range(asked):
+        polite.append(asyncio.create_task(fleet.ask(POLITE, unique(prompt_tokens))))
+        await asyncio.sleep(1.0)
+    ttfts = await asyncio.gather(*polite)
+    for task in streams:
+        task.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    return ttfts
+
+
+@pytest.mark.parametrize("slowness", [0.8, 1.0, 1.25])
+async def test_S6_beside_a_flood_the_first_token_comes_within_twice_the_time(
+    slowness: float,
+) -> None:
+    async with Fleet(4, slowness=slowness) as fleet:
+        alone = p95(await measure(fleet, flood=False))
+    async with Fleet(4, slowness=slowness) as fleet:
+        beside = p95(await measure(fleet, flood=True))
+        assert max(replica.most_waiting for replica in fleet.replicas.values()) <= 2
+    assert beside < 2 * alone
+
+
+async def test_S6_the_fleet_is_kept_busy_and_shared_by_weight() -> None:
+    tenants = [tenant("a"), tenant("b", weight=3.0)]
+    begun = dict.fromkeys("ab", 0)
+
+    async def stream(of: Tenant) -> None:
+        while True:
+            await fleet.ask(of, unique(1_024))
+            begun[of.name] += 1
+
+    async with Fleet(3) as fleet:
+        streams = [asyncio.create_task(stream(of)) for of in tenants for _ in range(20)]
+        await asyncio.sleep(200)
+        computed = sum(replica.computed_tokens for replica in fleet.replicas.values())
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        assert computed > 0.98 * 3 * 200 * 1_000
+        assert begun["b"] / begun["a"] == pytest.approx(3.0, rel=0.1)
+        assert (fleet.queue.requests, fleet.queue.tokens) == (0, 0)
+
+
+async def test_S6_what_is_warm_passes_soon() -> None:
+    system = unique(2_048)
+    async with Fleet(2) as fleet:
+        fleet.world.hold("r0", system)
+        fleet.world.hold("r1", system)
+        streams = [asyncio.create_task(fleet.ask(FLOOD, unique(4_096))) for _ in range(40)]
+        await asyncio.sleep(10)
+        began = [asyncio.create_task(fleet.ask(POLITE, system, 1)) for _ in range(20)]
+        ttfts = await asyncio.gather(*began)
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        assert max(ttfts) < 2 * 4.1 + 1
