@@ -22,6 +22,8 @@ from kvstore.chainhash import KEY_BYTES, ChainHash, chain_hash, keyed_hash
 
 PUBLIC_SALT = b""
 """The salt of blocks that every tenant may share."""
+PUBLIC_SCOPE = bytes(KEY_BYTES)
+"""The scope of blocks that every tenant may share."""
 _ROOTS_KEPT = 2_048
 
 BlockKey = NewType("BlockKey", bytes)
@@ -70,6 +72,24 @@ class KeyChain:
     def halves(self) -> np.ndarray:
         """The keys as uint64, shape (blocks, 2): what the digest's positions are made from."""
         return np.frombuffer(self.data, dtype="<u8").reshape(-1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIdentity:
+    """All that must be equal before one block's KV may be used for another.
+
+    `parent` is the chain value that the key hashes over. `namespace` is the root of the chain,
+    `scope` says whose salt is in it (scope_id); blocks of a public prefix have PUBLIC_SCOPE and the
+    public root. `tokens` are u32 little endian. `public_cut_blocks` is 0 within a public prefix.
+    """
+
+    key: BlockKey
+    parent: bytes
+    namespace: bytes
+    scope: bytes
+    index: int
+    public_cut_blocks: int
+    tokens: bytes
 
 
 def key_id(cluster_key: bytes) -> str:
@@ -145,3 +165,48 @@ def chain(
         parent = private_parent(cluster_key, shared[-KEY_BYTES:], salt)
     own = run(cluster_key, parent, tokens[cut:] if cut else tokens, block_bytes)
     return KeyChain(shared + own, own[-KEY_BYTES:] or parent)
+
+
+@lru_cache(maxsize=_ROOTS_KEPT)
+def scope_id(cluster_key: bytes, salt: bytes) -> bytes:
+    """A name for the owner of a salt which does not give the salt away: 16 bytes."""
+    if salt == PUBLIC_SALT:
+        return PUBLIC_SCOPE
+    return keyed_hash(cluster_key, b"scope", _field(b"salt", salt))
+
+
+def identities(
+    cluster_key: bytes,
+    namespace: Namespace,
+    salt: bytes,
+    tokens: bytes,
+    keys: KeyChain,
+    public_cut_blocks: int = 0,
+) -> list[BlockIdentity]:
+    """Who each block of `keys` is, where `keys` is the chain of `tokens` with the same cut.
+
+    Raises ValueError when the tokens are too few, or the cut lies behind the end.
+    """
+    size, cut = 4 * namespace.layout.block_tokens, public_cut_blocks
+    if len(tokens) < size * len(keys) or not 0 <= cut <= len(keys):
+        raise ValueError("the chain is not of these tokens")
+    public, own = root(cluster_key, namespace, PUBLIC_SALT), root(cluster_key, namespace, salt)
+    scope = scope_id(cluster_key, salt)
+    found: list[BlockIdentity] = []
+    parent = public if cut else own
+    for index, key in enumerate(keys):
+        if index == cut and cut:
+            parent = private_parent(cluster_key, keys[cut - 1], salt)
+        found.append(
+            BlockIdentity(
+                key=key,
+                parent=parent,
+                namespace=public if index < cut else own,
+                scope=PUBLIC_SCOPE if index < cut else scope,
+                index=index,
+                public_cut_blocks=0 if index < cut else cut,
+                tokens=tokens[index * size : (index + 1) * size],
+            )
+        )
+        parent = key
+    return found

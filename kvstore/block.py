@@ -1,0 +1,196 @@
+"""The header of a stored block, as bytes; the same on every tier and in every version that says so.
+
+Little endian, no padding between fields:
+
+    magic "WRKB" | version u16 | flags u16 | header bytes u32 | 0 u32 | payload bytes u64
+    key 16 | parent 16 | namespace 16 | scope 16 | layout fingerprint 16
+    index u32 | public cut blocks u32 | tokens n u32 | layers L u32 | kv heads u32 | head dim u32
+    dtype 16 (ASCII, zeros behind) | created ms u64 | expires ms u64 (0: never) | writer's boot u64
+    token ids n x u32 | layer checksums L x 8 (xxh3_64, canonical) | mac 16 | header checksum 8
+
+The checksum at the end covers all before it, the MAC all before itself. Tokens are prompt text:
+a header is as secret as a prompt. Golden vectors in tests/kvstore keep the bytes as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+import time
+from dataclasses import dataclass
+
+from xxhash import xxh3_64_digest
+
+from kvstore.errors import BadBlockError, Reason
+from kvstore.identity import BlockIdentity, BlockKey
+from kvstore.layout import MAX_BLOCK_TOKENS, MAX_LAYERS, Layout
+
+MAGIC = b"WRKB"
+VERSION = 1
+SUM_BYTES = 8
+MAC_BYTES = 16
+_HAS_MAC = 1
+_FIXED = struct.Struct("<4sHHIIQ16s16s16s16s16sIIIIII16sQQQ")
+_TAIL_BYTES = MAC_BYTES + SUM_BYTES
+MAX_HEADER_BYTES = _FIXED.size + 4 * MAX_BLOCK_TOKENS + SUM_BYTES * MAX_LAYERS + _TAIL_BYTES
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """Who the block is, how it lies in memory, and what its bytes sum up to.
+
+    `sums` holds the checksum of each layer with its padding, back to back. `expires_ms` is the end
+    of the block's life on the wall clock (0: none), however often a store refreshes its own TTL.
+    """
+
+    block: BlockIdentity
+    layout: bytes
+    dtype: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    payload_bytes: int
+    created_ms: int
+    expires_ms: int
+    writer_boot: int
+    sums: bytes
+
+
+def layer_sums(payload: Buffer, layers: int) -> bytes:
+    """The checksums of all layers of a payload, back to back."""
+    view = memoryview(payload).cast("B")
+    size = len(view) // layers
+    return b"".join(
+        [xxh3_64_digest(view[start : start + size]) for start in range(0, size * layers, size)]
+    )
+
+
+def header_of(
+    block: BlockIdentity,
+    layout: Layout,
+    payload: Buffer,
+    writer_boot: int,
+    ttl_s: float | None = None,
+    now_ms: int | None = None,
+) -> BlockHeader:
+    """The header of a block that is complete in memory. Raises ValueError on a wrong size."""
+    if memoryview(payload).nbytes != layout.payload_bytes:
+        raise ValueError(f"a block of this layout has {layout.payload_bytes} bytes")
+    if len(block.tokens) != 4 * layout.block_tokens:
+        raise ValueError(f"a block of this layout has {layout.block_tokens} tokens")
+    created_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    return BlockHeader(
+        block=block,
+        layout=layout.fingerprint,
+        dtype=layout.dtype,
+        layers=layout.layers,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        payload_bytes=layout.payload_bytes,
+        created_ms=created_ms,
+        expires_ms=0 if ttl_s is None else created_ms + max(1, int(ttl_s * 1_000)),
+        writer_boot=writer_boot,
+        sums=layer_sums(payload, layout.layers),
+    )
+
+
+def header_mac(mac_key: bytes, data: Buffer) -> bytes:
+    """What only holders of `mac_key` can write over a header's bytes."""
+    return hashlib.blake2b(data, digest_size=MAC_BYTES, key=mac_key, person=b"wr-header-1").digest()
+
+
+def encode(header: BlockHeader, mac_key: bytes | None = None) -> bytes:
+    """The header as bytes, with a MAC where the tier is shared with other hosts."""
+    block = header.block
+    tokens = len(block.tokens) // 4
+    total = _FIXED.size + len(block.tokens) + len(header.sums) + _TAIL_BYTES
+    fixed = _FIXED.pack(
+        *(MAGIC, VERSION, 0 if mac_key is None else _HAS_MAC, total, 0, header.payload_bytes),
+        *(block.key, block.parent, block.namespace, block.scope, header.layout),
+        *(block.index, block.public_cut_blocks, tokens),
+        *(header.layers, header.kv_heads, header.head_dim, header.dtype.encode()),
+        *(header.created_ms, header.expires_ms, header.writer_boot),
+    )
+    data = fixed + block.tokens + header.sums
+    data += bytes(MAC_BYTES) if mac_key is None else header_mac(mac_key, data)
+    return data + xxh3_64_digest(data)
+
+
+def header_bytes(data: Buffer) -> int:
+    """How long the header is that begins with `data` (12 bytes do). Raises BadBlockError."""
+    if len(data) < 12:
+        raise BadBlockError(Reason.TRUNCATED)
+    magic, version, _, total = struct.unpack_from("<4sHHI", data)
+    if magic != MAGIC:
+        raise BadBlockError(Reason.MAGIC)
+    if version != VERSION:
+        raise BadBlockError(Reason.VERSION)
+    if not _FIXED.size + _TAIL_BYTES <= total <= MAX_HEADER_BYTES:
+        raise BadBlockError(Reason.MALFORMED)
+    return int(total)
+
+
+def decode(data: Buffer, mac_key: bytes | None = None) -> BlockHeader:
+    """The header in `data`, which must hold it and nothing more. Raises BadBlockError.
+
+    With a `mac_key` a header without MAC is refused.
+    """
+    if header_bytes(data) != len(data):
+        raise BadBlockError(Reason.TRUNCATED)
+    raw = bytes(data)
+    if xxh3_64_digest(raw[:-SUM_BYTES]) != raw[-SUM_BYTES:]:
+        raise BadBlockError(Reason.HEADER_SUM)
+    if mac_key is not None:
+        _check_mac(raw, mac_key)
+    return _fields(raw)
+
+
+def _check_mac(raw: bytes, mac_key: bytes) -> None:
+    (flags,) = struct.unpack_from("<H", raw, 6)
+    signed, mac = raw[:-_TAIL_BYTES], raw[-_TAIL_BYTES:-SUM_BYTES]
+    if not flags & _HAS_MAC or not hmac.compare_digest(header_mac(mac_key, signed), mac):
+        raise BadBlockError(Reason.MAC)
+
+
+def _fields(raw: bytes) -> BlockHeader:
+    fields = _FIXED.unpack_from(raw)
+    flags, total, zero, payload_bytes = fields[2:6]
+    key, parent, namespace, scope, layout = fields[6:11]
+    index, cut, tokens, layers, kv_heads, head_dim = fields[11:17]
+    dtype, created_ms, expires_ms, boot = fields[17:]
+    if flags & ~_HAS_MAC or zero:
+        raise BadBlockError(Reason.VERSION)
+    sums_at = _FIXED.size + 4 * tokens
+    if not layers or not tokens or sums_at + SUM_BYTES * layers + _TAIL_BYTES != total:
+        raise BadBlockError(Reason.MALFORMED)
+    if payload_bytes % layers:
+        raise BadBlockError(Reason.MALFORMED)
+    try:
+        name = dtype.rstrip(b"\0").decode("ascii")
+    except UnicodeDecodeError:
+        raise BadBlockError(Reason.MALFORMED) from None
+    identity = BlockIdentity(
+        key=BlockKey(key),
+        parent=parent,
+        namespace=namespace,
+        scope=scope,
+        index=index,
+        public_cut_blocks=cut,
+        tokens=raw[_FIXED.size : sums_at],
+    )
+    return BlockHeader(
+        block=identity,
+        layout=layout,
+        dtype=name,
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        payload_bytes=payload_bytes,
+        created_ms=created_ms,
+        expires_ms=expires_ms,
+        writer_boot=boot,
+        sums=raw[sums_at:-_TAIL_BYTES],
+    )
