@@ -21,6 +21,7 @@ from events.envelope import MAX_BUS_MESSAGE_BYTES
 from events.errors import BusError
 from events.kv import bucket_of, store_subjects
 from events.nats import inbox_prefix
+from events.parent import dying_with_us
 from events.store import MAX_STORE_BYTES
 from events.subjects import (
     PREFIX,
@@ -35,16 +36,6 @@ HOST = "127.0.0.1"
 BINARY = "nats-server"
 VIEWER = "viewer"
 PROBE_TIMEOUT_S = 0.5
-
-_DIE_WITH_PARENT = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-"""Runs before the server, in its process: PR_SET_PDEATHSIG = SIGKILL survives the exec."""
 
 
 class EmbeddedNats:
@@ -110,8 +101,7 @@ class EmbeddedNats:
         self.port = self.port or _free_port()
         config = self._write_config()
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())),
-            *(find_binary(), "-c", str(config)),
+            *dying_with_us([find_binary(), "-c", str(config)]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,

@@ -1,0 +1,1 @@
+"""Connectors to stores that others run, behind the one tier protocol."""
