@@ -33,6 +33,7 @@ class BlockPool:
         self.total_blocks = total_blocks
         self._states = bytearray(total_blocks)
         self._refs = [0] * total_blocks
+        self._generations = [0] * total_blocks
         self._counts = [total_blocks, 0, 0, 0, 0]
         self._free = list(range(total_blocks - 1, -1, -1))
         self._fenced: deque[tuple[int, int]] = deque()
@@ -51,6 +52,13 @@ class BlockPool:
         """Users of a block: 1 for PRIVATE, 1 or more for LEASED, else 0."""
         return self._refs[block]
 
+    def generation(self, block: int) -> int:
+        """How often the block was taken: while it stays the same, so do a published block's bytes.
+
+        May be read on any thread, before and after a copy of the bytes.
+        """
+        return self._generations[block]
+
     def take(self, count: int) -> list[int]:
         """`count` blocks, FREE to PRIVATE. Raises InvariantError when there are fewer."""
         if count > len(self._free):
@@ -59,6 +67,7 @@ class BlockPool:
         for block in taken:
             self._move(block, BlockState.FREE, BlockState.PRIVATE)
             self._refs[block] = 1
+            self._generations[block] += 1
         return taken
 
     def publish(self, block: int) -> None:

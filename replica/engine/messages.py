@@ -20,7 +20,8 @@ class EngineRequest:
 
     `chain` holds the keys of the prompt's full blocks and the value that the next block chains to.
     `eos_ids` end the child unless `params.ignore_eos`. `output`: tokens that it has put out
-    already, elsewhere; it goes on behind them as after a preemption.
+    already, elsewhere; it goes on behind them as after a preemption. `salt` and
+    `public_cut_blocks`: what `chain` was made with.
     """
 
     child: ChildId
@@ -37,6 +38,8 @@ class EngineRequest:
     router_boot: str = ""
     dispatch_seq: int = 0
     output: tuple[int, ...] = ()
+    salt: bytes = b""
+    public_cut_blocks: int = 0
 
     @property
     def known_tokens(self) -> int:

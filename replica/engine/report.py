@@ -11,11 +11,11 @@ from replica.sched.scheduler import Scheduler
 def report(
     scheduler: Scheduler, seen: SeenDispatches, last_step_s: float, alive: bool
 ) -> EngineLoad:
-    """A snapshot of everything; `running` counts held children too, for they keep their blocks."""
+    """A snapshot of everything; `running` counts whoever has blocks, loading and held too."""
     pool, table, timing = scheduler.cache.pool, scheduler.table, scheduler.timing
     return EngineLoad(
         waiting=len(table.waiting),
-        running=len(table.running) + len(table.held),
+        running=len(table.running) + len(table.loading) + len(table.held),
         queued_prefill_tokens=scheduler.queued_prefill_tokens(),
         running_context_tokens=scheduler.running_context_tokens(),
         free_blocks=pool.count(BlockState.FREE),

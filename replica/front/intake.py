@@ -195,6 +195,8 @@ class Intake:
             router_boot=request.router_boot,
             dispatch_seq=request.dispatch_seq,
             output=ids.outputs[child.index] or (),
+            salt=request.salt,
+            public_cut_blocks=request.public_cut_blocks,
         )
 
 

@@ -11,12 +11,14 @@ from collections.abc import Callable
 
 from events.errors import InvariantError
 from events.output import FINISH_LENGTH, FINISH_STOP
+from replica.cache.prefix import Node
 from replica.engine.messages import ChildOutput
 from replica.sched.ledger import Limits
 from replica.sched.lifecycle import Lifecycle
 from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult
 from replica.sched.refusals import engine_failure
 from replica.sched.request import Request, State
+from replica.sched.tiers import StoredBlock
 
 NextKey = Callable[[bytes, bytes], bytes]
 """(parent, tokens as u32 little endian) to the key of the next block."""
@@ -87,7 +89,12 @@ class Committer:
             request.tokens.append(result.token_id)
             self._emit(request, result, result.token_id)
 
-    def _publish(self, request: Request) -> None:
+    def take_loaded(self, request: Request, blocks: int) -> None:
+        """`blocks` blocks behind its cached prefix came from a tier below, verified."""
+        request.computed = request.committed = (len(request.nodes) + blocks) * self._block_tokens
+        self._publish(request, loaded=True)
+
+    def _publish(self, request: Request, loaded: bool = False) -> None:
         """Make the blocks visible that are full of committed tokens, prompt and output alike."""
         full = request.committed // self._block_tokens
         while len(request.nodes) < full and not request.sealed:
@@ -104,6 +111,27 @@ class Committer:
                 request.sealed = True
             else:
                 request.nodes.append(node)
+                self._offer(request, node, loaded)
+
+    def _offer(self, request: Request, node: Node, loaded: bool) -> None:
+        """A block that was computed here may be of use in the tiers below."""
+        tiers, index = self._lifecycle.tiers, len(request.nodes) - 1
+        if tiers is None or loaded or len(node.copies) > 1:
+            return
+        block, spec = request.blocks[index], request.spec
+        tiers.stored(
+            StoredBlock(
+                tenant=spec.tenant,
+                salt=spec.salt,
+                public_cut_blocks=spec.public_cut_blocks,
+                index=index,
+                before=request.key_before(index),
+                key=node.key,
+                tokens=node.tokens,
+                block=block,
+                generation=self._lifecycle.cache.pool.generation(block),
+            )
+        )
 
     def _block(self, request: Request, index: int) -> bytes:
         start = index * self._block_tokens

@@ -24,6 +24,7 @@ def _check_lists(scheduler: Scheduler, requests: list[Request]) -> None:
     table = scheduler.table
     for state, members in (
         (State.QUEUED, table.waiting),
+        (State.LOADING, table.loading),
         (State.RUNNING, table.running),
         (State.HELD, table.held),
     ):
@@ -46,7 +47,11 @@ def _check_flight(scheduler: Scheduler, requests: list[Request]) -> None:
     for request in requests:
         require(request.in_flight == (request.child in rows), "rows in flight are counted right")
         if request.state in (State.DRAINING, State.ABORTING, State.FINISHING):
-            require(request.in_flight > 0, "leaving requests only wait for rows in flight")
+            waits = request.in_flight > 0 or request.transfers > 0
+            require(waits, "leaving requests only wait for rows in flight and loads")
+        loading = request.state is State.LOADING
+        require(request.transfers <= 1 and request.transfers >= loading, "loads are counted right")
+        require(not (request.transfers and request.in_flight), "no row while a load is under way")
         if request.in_flight:
             row = rows[request.child]
             require(row.incarnation == request.incarnation, "rows belong to the incarnation")

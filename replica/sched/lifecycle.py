@@ -1,7 +1,7 @@
 """How requests come, pause, lose their KV and go. The only place that releases blocks.
 
 Every request that `add` takes in gets exactly one output with `finish` set, here or in a commit.
-What has rows in flight is settled when these come back.
+What has rows in flight, or a load under way, is settled when these come back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from replica.engine.messages import ChildOutput
 from replica.sched.plan import ChildId
 from replica.sched.request import Request, State
 from replica.sched.table import RequestTable
+from replica.sched.tiers import Tiers
 
 
 def output_of(
@@ -34,9 +35,10 @@ def output_of(
 class Lifecycle:
     """Owns the way of every request through the states."""
 
-    def __init__(self, table: RequestTable, cache: PrefixCache) -> None:
+    def __init__(self, table: RequestTable, cache: PrefixCache, tiers: Tiers | None = None) -> None:
         self.table = table
         self.cache = cache
+        self.tiers = tiers
         self.outputs: list[ChildOutput] = []
         self.preemptions = 0
 
@@ -46,7 +48,7 @@ class Lifecycle:
         if request is None or request.over or request.on_hold:
             return
         request.on_hold = True
-        if request.state is not State.DRAINING:
+        if request.state not in (State.DRAINING, State.LOADING):
             self.table.move(request, State.HELD)
 
     def resume(self, child: ChildId) -> None:
@@ -74,6 +76,8 @@ class Lifecycle:
         """Its last output is said; its blocks go as soon as nothing of it is in flight."""
         self.outputs.append(output)
         self.table.move(request, state)
+        if self.tiers is not None:
+            self.tiers.drop(request.child)
         self.settle(request)
 
     def preempt(self, request: Request) -> None:
@@ -88,8 +92,8 @@ class Lifecycle:
         self.settle(request)
 
     def settle(self, request: Request) -> None:
-        """Let a leaving request go on when none of its rows is in flight."""
-        if request.in_flight:
+        """Let a leaving request go on when nothing of it is in flight or under way."""
+        if request.in_flight or request.transfers:
             return
         if request.state is State.DRAINING:
             request.recomputed_tokens += request.committed

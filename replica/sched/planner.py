@@ -12,6 +12,7 @@ from collections import Counter
 from replica.cache.prefix import Lease, PrefixCache
 from replica.sched.ledger import Answer, Granted, Later, Ledger, Never
 from replica.sched.lifecycle import Lifecycle
+from replica.sched.loading import Loading
 from replica.sched.plan import ExecutionPlan, PlanId, PlanRow
 from replica.sched.request import Request, State
 
@@ -49,13 +50,14 @@ class Draft:
 class Planner:
     """Reads and moves requests; truth about computed tokens is the commit's alone."""
 
-    def __init__(self, ledger: Ledger, lifecycle: Lifecycle) -> None:
+    def __init__(self, ledger: Ledger, lifecycle: Lifecycle, loading: Loading) -> None:
         self.later: Counter[str] = Counter()
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._ledger = ledger
         self._limits = ledger.limits
         self._lifecycle = lifecycle
+        self._loading = loading
         self._table = lifecycle.table
         self._cache: PrefixCache = lifecycle.cache
         self._blocked: tuple[int, int, int] | None = None
@@ -99,7 +101,7 @@ class Planner:
         count = self._reserve(request, draft.quota(request), draft, place)
         if count:
             draft.add(request, self._row(request, count))
-        elif place == 0 and not draft.rows and not self._cache.available:
+        elif place == 0 and not (draft.rows or self._loading.under_way or self._cache.available):
             # First in line, nothing free, nobody to take from: it holds all that there is.
             self._lifecycle.refuse(request, self._ledger.outgrown(request).error)
 
@@ -153,12 +155,12 @@ class Planner:
                 return
 
     def _leader(self, request: Request) -> Request | None:
-        """A running request that is about to compute the next block which this one needs too."""
+        """A request that is about to have the next block which this one needs too."""
         block_tokens = self._limits.block_tokens
         index = request.expected_hit // block_tokens
         if index >= min(len(request.keys), request.cache_limit // block_tokens):
             return None
-        for other in self._table.running:
+        for other in (*self._table.running, *self._table.loading):
             pending = len(other.nodes) <= index < len(other.keys) and not other.sealed
             if pending and other.keys[index] == request.keys[index]:
                 return other
@@ -166,8 +168,8 @@ class Planner:
 
     def _try_admit(self, request: Request, draft: Draft, now_s: float) -> bool:
         """Admit it, or say no to it, or leave it; False when the queue has to wait behind it."""
-        running = self._table.running
-        if running and self._blocked == (request.child, self._cache.available, len(running)):
+        seated = [*self._table.running, *self._table.loading]
+        if seated and self._blocked == (request.child, self._cache.available, len(seated)):
             return False
         block_tokens = self._limits.block_tokens
         limit = request.cache_limit // block_tokens
@@ -176,25 +178,24 @@ class Planner:
             if self._leader(request) is not None:
                 self.later["cold_prefix"] += 1
                 return True
-            answer = self._ask(request, len(lease))
+            answer = self._ask(request, len(lease), seated)
             if isinstance(answer, Granted):
                 self._start(request, lease, now_s)
         if isinstance(answer, Later):
             self.later[answer.reason] += 1
-            self._blocked = (request.child, self._cache.available, len(running))
+            self._blocked = (request.child, self._cache.available, len(seated))
             return False
         if isinstance(answer, Never):
             self._lifecycle.refuse(request, answer.error)
-        else:
-            self._visit(request, draft, len(running))
+        elif request.state is State.RUNNING:
+            self._visit(request, draft, len(self._table.running))
         return True
 
-    def _ask(self, request: Request, hit_blocks: int) -> Answer:
+    def _ask(self, request: Request, hit_blocks: int, seated: list[Request]) -> Answer:
         """The ledger's answer, after the held requests gave way if only they are in the way."""
-        running = self._table.running
         while True:
-            answer = self._ledger.admit(request, hit_blocks, running, self._cache.available)
-            if not isinstance(answer, Later) or running:
+            answer = self._ledger.admit(request, hit_blocks, seated, self._cache.available)
+            if not isinstance(answer, Later) or seated:
                 return answer
             victim = self._victim(0)
             if victim is None:
@@ -204,12 +205,19 @@ class Planner:
     def _start(self, request: Request, lease: Lease, now_s: float) -> None:
         hit_tokens = len(lease) * self._limits.block_tokens
         request.attach(*lease.take(), self._limits.block_tokens)
-        self._table.move(request, State.RUNNING)
-        if request.scheduled_s:
-            request.recomputed_tokens = max(0, request.recomputed_tokens - hit_tokens)
+        if not request.scheduled_s:
+            request.scheduled_s = now_s
+            self.prompt_tokens += request.prompt_tokens
+        self.credit(request, hit_tokens)
+        if not self._loading.begin(request):
+            self._table.move(request, State.RUNNING)
+
+    def credit(self, request: Request, tokens: int) -> None:
+        """`tokens` tokens came from a cache, on the device or below it."""
+        if request.preemptions:
+            request.recomputed_tokens = max(0, request.recomputed_tokens - tokens)
             return
-        request.scheduled_s = now_s
         # Of a request that goes on from elsewhere the whole prompt may lie in the cache.
-        request.cached_tokens = min(hit_tokens, request.prompt_tokens - 1)
-        self.prompt_tokens += request.prompt_tokens
-        self.cached_tokens += request.cached_tokens
+        before = request.cached_tokens
+        request.cached_tokens = min(before + tokens, request.prompt_tokens - 1)
+        self.cached_tokens += request.cached_tokens - before

@@ -17,12 +17,15 @@ _NO_IDS: tuple[int, ...] = ()
 
 
 class State(Enum):
-    """QUEUED > RUNNING <> HELD; RUNNING > DRAINING > QUEUED; ABORTING and FINISHING > GONE.
+    """QUEUED > (LOADING) > RUNNING <> HELD; RUNNING > DRAINING > QUEUED; ABORTING > GONE;
+    FINISHING > GONE.
 
-    DRAINING, ABORTING and FINISHING wait for rows in flight, and pass at once when there are none.
+    LOADING waits for blocks from the tiers below. DRAINING, ABORTING and FINISHING wait for rows in
+    flight and for loads, and pass at once when there are none.
     """
 
     QUEUED = auto()
+    LOADING = auto()
     RUNNING = auto()
     HELD = auto()
     DRAINING = auto()
@@ -63,6 +66,7 @@ class Request:
         "state",
         "suspect",
         "tokens",
+        "transfers",
     )
 
     def __init__(self, spec: EngineRequest, rank: Rank) -> None:
@@ -76,7 +80,7 @@ class Request:
         self.nodes: list[Node] = []
         self.sealed = False
         self.computed = self.committed = 0
-        self.placeholders = self.in_flight = 0
+        self.placeholders = self.in_flight = self.transfers = 0
         self.incarnation = 0
         self.on_hold = False
         self.suspect = False
@@ -127,6 +131,10 @@ class Request:
     def cache_limit(self) -> int:
         """Tokens that may come from the cache: all but the last one, which has to be computed."""
         return 0 if self.spec.skip_cache_read else len(self.tokens) - 1
+
+    def key_before(self, index: int) -> bytes:
+        """The key of the block before block `index`; empty for the first one."""
+        return self.keys[index - 1] if index else b""
 
     def table(self) -> tuple[int, ...]:
         """A snapshot of the block table; made anew only when the table has grown."""

@@ -16,12 +16,14 @@ from replica.engine.messages import ChildOutput, EngineRequest
 from replica.sched.commit import Committer, NextKey
 from replica.sched.ledger import Ledger, Limits
 from replica.sched.lifecycle import Lifecycle
+from replica.sched.loading import Loading
 from replica.sched.order import Policy, first_come
-from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanId
+from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, PlanId
 from replica.sched.planner import Planner
 from replica.sched.refusals import queue_full, too_late
-from replica.sched.request import Request
+from replica.sched.request import Request, State
 from replica.sched.table import RequestTable
+from replica.sched.tiers import Tiers
 from replica.sched.timing import Timing
 
 NEVER_S = float("inf")
@@ -36,15 +38,17 @@ class Scheduler:
         next_key: NextKey,
         policy: Policy = first_come,
         after_commit: Callable[[Scheduler], None] | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self.limits = limits
         self.journal = Journal()
         self.cache = PrefixCache(BlockPool(limits.total_blocks), self.journal, limits.block_tokens)
         self.table = RequestTable()
         self.timing = Timing()
-        self.lifecycle = Lifecycle(self.table, self.cache)
+        self.lifecycle = Lifecycle(self.table, self.cache, tiers)
         self.ledger = Ledger(limits)
-        self.planner = Planner(self.ledger, self.lifecycle)
+        self._loading = Loading(limits, self.lifecycle)
+        self.planner = Planner(self.ledger, self.lifecycle, self._loading)
         self.in_flight: ExecutionPlan | None = None
         self.last_plan = PlanId(0)
         self.next_deadline_s = NEVER_S
@@ -108,6 +112,21 @@ class Scheduler:
         self.in_flight = None
         self._landed()
 
+    def landed(self, child: ChildId, blocks: int) -> None:
+        """The one terminal event of a child's load: so many leading blocks came, verified.
+
+        Raises InvariantError when none of that child was under way.
+        """
+        request = self.table.get(child)
+        if request is None or not request.transfers:
+            raise InvariantError(f"no load of child {child} is under way")
+        self._loading.end(request)
+        if not request.over:
+            self._committer.take_loaded(request, blocks)
+            self.planner.credit(request, blocks * self.limits.block_tokens)
+            self.table.move(request, State.HELD if request.on_hold else State.RUNNING)
+        self.lifecycle.settle(request)
+
     def take_outputs(self) -> tuple[ChildOutput, ...]:
         """Outputs since the last call, at most one per child if called after each phase."""
         outputs = tuple(self.lifecycle.outputs)
@@ -128,7 +147,8 @@ class Scheduler:
     def queued_prefill_tokens(self) -> int:
         """Tokens that wait for prefill, less what the cache holds of them as far as known."""
         queued = self.table.waiting_tokens - self.table.waiting_hit_tokens
-        return queued + sum(request.debt for request in self.table.running if request.debt > 1)
+        started = (*self.table.running, *self.table.loading)
+        return queued + sum(request.debt for request in started if request.debt > 1)
 
     def drain_ms(self) -> float:
         """How long the queued prefill will take."""
@@ -158,6 +178,7 @@ class Scheduler:
         limit = request.cache_limit // block_tokens
         hit = self.cache.match(request.keys, request.tokens.tobytes(), limit)
         self.table.expect_hit(request, hit * block_tokens)
+        self._loading.look_ahead(request, hit)
         if request.spec.deadline_s is not None:
             self.next_deadline_s = min(self.next_deadline_s, request.spec.deadline_s)
 

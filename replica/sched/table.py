@@ -15,7 +15,8 @@ from replica.sched.request import Request, State
 _rank = attrgetter("rank")
 
 _MOVES = {
-    State.QUEUED: {State.RUNNING, State.HELD, State.ABORTING, State.FINISHING},
+    State.QUEUED: {State.LOADING, State.RUNNING, State.HELD, State.ABORTING, State.FINISHING},
+    State.LOADING: {State.RUNNING, State.HELD, State.ABORTING, State.FINISHING},
     State.RUNNING: {State.HELD, State.DRAINING, State.ABORTING, State.FINISHING},
     State.HELD: {State.QUEUED, State.RUNNING, State.DRAINING, State.ABORTING, State.FINISHING},
     State.DRAINING: {State.QUEUED, State.HELD, State.ABORTING, State.FINISHING},
@@ -26,10 +27,11 @@ _MOVES = {
 
 
 class RequestTable:
-    """`waiting`, `running` and `held` are sorted by rank; treat them as read-only."""
+    """`waiting`, `loading`, `running` and `held` are sorted by rank; treat them as read-only."""
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []
+        self.loading: list[Request] = []
         self.running: list[Request] = []
         self.held: list[Request] = []
         self.waiting_tokens = 0
@@ -37,6 +39,7 @@ class RequestTable:
         self._requests: dict[ChildId, Request] = {}
         self._lists = {
             State.QUEUED: self.waiting,
+            State.LOADING: self.loading,
             State.RUNNING: self.running,
             State.HELD: self.held,
         }

@@ -62,6 +62,11 @@ class Driver:
         if request is not None and request.state.name == "RUNNING":
             self.bench.scheduler.lifecycle.preempt(request)
 
+    def land(self, blocks: int) -> None:
+        tiers = self.bench.tiers
+        if tiers is not None and tiers.open:
+            tiers.finish(next(iter(tiers.open)), blocks)
+
     def check(self) -> None:
         scheduler = self.bench.scheduler
         check_scheduler(scheduler)
@@ -103,8 +108,17 @@ class EngineMachine(RuleBasedStateMachine):
         seats=st.integers(1, 5),
         horizon=st.sampled_from([1, 64]),
         key=st.sampled_from([real_key, short_key]),
+        tiered=st.booleans(),
     )
-    def start(self, blocks: int, step_tokens: int, seats: int, horizon: int, key: object) -> None:
+    def start(
+        self,
+        blocks: int,
+        step_tokens: int,
+        seats: int,
+        horizon: int,
+        key: object,
+        tiered: bool,
+    ) -> None:
         self.driver = Driver(
             Bench(
                 blocks,
@@ -114,6 +128,7 @@ class EngineMachine(RuleBasedStateMachine):
                 horizon_tokens=horizon,
                 next_key=key,
                 eos=5,
+                tiered=tiered,
             )
         )
 
@@ -139,6 +154,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         self.driver.end(fails=True)
+
+    @rule(blocks=st.integers(0, 5))
+    def land(self, blocks: int) -> None:
+        self.driver.land(blocks)
 
     @rule(child=children)
     def abort(self, child: ChildId) -> None:
@@ -195,6 +214,7 @@ def random_steps(seed: int, steps: int) -> None:
         horizon_tokens=rng.choice([1, 8, 64]),
         next_key=rng.choice([real_key, short_key]),
         eos=5,
+        tiered=rng.random() < 0.5,
     )
     driver = Driver(bench)
     children: list[ChildId] = []
@@ -214,7 +234,9 @@ def random_steps(seed: int, steps: int) -> None:
             bench.scheduler.lifecycle.resume(rng.choice(children[-30:]))
         elif word < 0.36 and children:
             driver.preempt(rng.choice(children[-12:]))
-        elif word < 0.365:
+        elif word < 0.39:
+            driver.land(rng.randint(0, 5))
+        elif word < 0.395:
             bench.scheduler.clear_cache(rng.choice([None, None, 7]))
         elif driver.plan is None:
             driver.begin()

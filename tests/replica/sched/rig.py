@@ -16,6 +16,7 @@ from replica.sched.ledger import HORIZON_TOKENS, Limits
 from replica.sched.plan import ChildId, ExecutionPlan
 from replica.sched.scheduler import Scheduler
 from tests.fakes.runner import FakeRunner, next_token
+from tests.fakes.tiers import FakeTiers
 
 KEY = b"k" * 32
 ROOT = b"root"
@@ -70,6 +71,7 @@ class Bench:
         eos: int | None = None,
         next_key: NextKey = real_key,
         horizon_tokens: int = HORIZON_TOKENS,
+        tiered: bool = False,
     ) -> None:
         self.limits = Limits(
             total_blocks=total_blocks,
@@ -82,7 +84,12 @@ class Bench:
         )
         self.next_key = next_key
         self.runner = FakeRunner(total_blocks, block_tokens, VOCAB, eos)
-        self.scheduler = Scheduler(self.limits, next_key, after_commit=check_scheduler)
+        self.tiers = FakeTiers(self.runner) if tiered else None
+        self.scheduler = Scheduler(
+            self.limits, next_key, after_commit=check_scheduler, tiers=self.tiers
+        )
+        if self.tiers is not None:
+            self.tiers.landed = self.scheduler.landed
         self.specs: dict[int, EngineRequest] = {}
         self.outputs: dict[int, list[ChildOutput]] = {}
         self.now_s = 1.0
@@ -143,7 +150,9 @@ class Bench:
     def run(self, limit: int = 2_000) -> int:
         """Step until nothing is left to do; returns the number of plans."""
         idle = plans = 0
-        while self.scheduler.runnable:
+        while self.scheduler.runnable or self.scheduler.table.loading:
+            if self.tiers is not None:
+                self.tiers.finish_all()
             planned = self.step() is not None
             plans += planned
             idle = 0 if planned else idle + 1

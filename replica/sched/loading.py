@@ -1,0 +1,75 @@
+"""Loads from the tiers below, from a request's first wait to its landing."""
+
+from __future__ import annotations
+
+from replica.cache.prefix import PrefixCache
+from replica.sched.ledger import Limits
+from replica.sched.lifecycle import Lifecycle
+from replica.sched.request import Request, State
+from replica.sched.tiers import Wanted
+
+
+class Loading:
+    """Asks the tiers for what the device lacks; without tiers it never has anything to load.
+
+    `under_way` counts loads, those of requests that have ended meanwhile included.
+    """
+
+    def __init__(self, limits: Limits, lifecycle: Lifecycle) -> None:
+        self.under_way = 0
+        self._block_tokens = limits.block_tokens
+        self._lifecycle = lifecycle
+        self._cache: PrefixCache = lifecycle.cache
+
+    def look_ahead(self, request: Request, hit_blocks: int) -> None:
+        """The request queues: meanwhile blocks behind the device's hit may come nearer."""
+        tiers = self._lifecycle.tiers
+        if tiers is not None and hit_blocks < self._limit(request):
+            tiers.look(self._wanted(request, hit_blocks))
+
+    def begin(self, request: Request) -> bool:
+        """The request was admitted with its hit: whether it waits for blocks behind it first.
+
+        Its destination blocks are its own from here on; it would need them anyway.
+        """
+        tiers, first = self._lifecycle.tiers, len(request.nodes)
+        if tiers is None:
+            return False
+        if first:
+            tiers.used(tuple(request.keys[:first]))
+        count = self._limit(request) - first
+        if count <= 0 or count > self._cache.available:
+            return False
+        wanted = self._wanted(request, first)
+        if not tiers.worth(wanted):
+            return False
+        request.blocks += self._cache.allocate(count)
+        request.transfers += 1
+        self.under_way += 1
+        self._lifecycle.table.move(request, State.LOADING)
+        tiers.land(wanted, tuple(request.blocks[first:]))
+        return True
+
+    def end(self, request: Request) -> None:
+        """Its destination blocks are written by nobody any more."""
+        request.transfers -= 1
+        self.under_way -= 1
+
+    def _limit(self, request: Request) -> int:
+        """Blocks that may come from a cache."""
+        return min(len(request.keys), request.cache_limit // self._block_tokens)
+
+    def _wanted(self, request: Request, first: int) -> Wanted:
+        last = self._limit(request)
+        tokens = request.tokens[first * self._block_tokens : last * self._block_tokens]
+        spec = request.spec
+        return Wanted(
+            child=request.child,
+            tenant=spec.tenant,
+            salt=spec.salt,
+            public_cut_blocks=spec.public_cut_blocks,
+            first=first,
+            before=request.key_before(first),
+            keys=tuple(request.keys[first:last]),
+            tokens=tokens.tobytes(),
+        )

@@ -1,0 +1,196 @@
+"""Blocks from the tiers below: waited for, used as far as they came, never in anybody's way."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from events.errors import InvariantError
+from replica.sched.invariants import check_scheduler
+from replica.sched.plan import ChildId
+from replica.sched.request import State
+from tests.fakes.tiers import FakeTiers
+from tests.replica.sched.rig import Bench, sampling, tokens_of
+
+PROMPT = tokens_of(1, 22)
+"""Five full blocks and a rest."""
+
+
+def evicted(**settings: object) -> tuple[Bench, FakeTiers]:
+    """A bench whose pool has lost PROMPT's blocks, while the tiers have them."""
+    bench = Bench(**{"total_blocks": 10, "max_step_tokens": 8, **settings}, tiered=True)
+    bench.add(PROMPT)
+    bench.run()
+    bench.scheduler.clear_cache()
+    assert bench.tiers is not None
+    return bench, bench.tiers
+
+
+def state(bench: Bench, child: ChildId) -> State | None:
+    request = bench.scheduler.table.get(child)
+    return None if request is None else request.state
+
+
+def test_blocks_that_the_pool_lost_come_back_without_computing() -> None:
+    bench, tiers = evicted()
+    child = bench.add(PROMPT)
+    assert tiers.ahead[-1] == child
+    assert bench.plan() is None
+    assert state(bench, child) is State.LOADING
+    tiers.finish(child)
+    plan = bench.step()
+    assert plan is not None
+    assert plan.tokens == len(PROMPT) - 20
+    bench.run()
+    bench.assert_right()
+    assert bench.cached(child) == 20
+    assert set(bench.specs[child].chain) <= set(bench.scheduler.cache.nodes())
+
+
+@pytest.mark.parametrize("came", range(6))
+def test_C11_a_load_counts_as_far_as_it_came(came: int) -> None:
+    bench, tiers = evicted()
+    child = bench.add(PROMPT)
+    bench.plan()
+    assert tiers.finish(child, came) == came
+    bench.run()
+    bench.assert_right()
+    assert bench.cached(child) == 4 * came
+    bench.assert_empty()
+
+
+def test_what_the_device_still_has_is_not_loaded() -> None:
+    bench, tiers = evicted()
+    first = bench.add(PROMPT[:9])
+    bench.plan()
+    tiers.finish(first)
+    bench.run()
+    child = bench.add(PROMPT)
+    bench.plan()
+    wanted, blocks = tiers.open[child]
+    assert (wanted.first, len(blocks)) == (2, 3)
+    assert wanted.before == bench.specs[child].chain[1]
+    assert tiers.uses[-2:] == list(bench.specs[child].chain)[:2]
+    bench.run()
+    bench.assert_right()
+
+
+def test_others_run_while_one_loads() -> None:
+    bench, _ = evicted()
+    child = bench.add(PROMPT)
+    bench.plan()
+    other = bench.add(tokens_of(9, 6))
+    while bench.finish(other) is None:
+        assert bench.step() is not None
+    bench.assert_right(other)
+    assert state(bench, child) is State.LOADING
+    bench.run()
+    bench.assert_right(child)
+
+
+def test_a_sibling_waits_for_the_load_and_shares_it() -> None:
+    bench, tiers = evicted()
+    first = bench.add(PROMPT)
+    bench.plan()
+    second = bench.add(PROMPT)
+    assert bench.plan() is None
+    assert state(bench, second) is State.QUEUED
+    tiers.finish(first)
+    bench.run()
+    bench.assert_right()
+    assert not tiers.open
+    assert bench.cached(second) == 20
+
+
+def test_K1_blocks_of_an_aborted_load_are_nobody_elses_before_its_end() -> None:
+    bench, tiers = evicted(total_blocks=7)
+    child = bench.add(PROMPT)
+    bench.plan()
+    _, blocks = tiers.open[child]
+    bench.scheduler.lifecycle.abort(child)
+    bench.collect()
+    assert bench.finish(child) == "abort"
+    victim = bench.add(tokens_of(5, 7), sampling(9))
+    for _ in range(6):
+        plan = bench.step()
+        if plan is not None:
+            assert not set(plan.rows[0].block_ids) & set(blocks)
+    assert bench.finish(victim) is None
+    tiers.finish(child)
+    bench.run()
+    bench.assert_right(victim)
+    bench.assert_empty()
+
+
+def test_a_late_or_second_terminal_event_is_loud() -> None:
+    bench, tiers = evicted()
+    child = bench.add(PROMPT)
+    bench.plan()
+    tiers.finish(child)
+    with pytest.raises(InvariantError):
+        bench.scheduler.landed(child, 0)
+    with pytest.raises(InvariantError):
+        bench.scheduler.landed(ChildId(99), 0)
+
+
+@pytest.mark.parametrize("order", list(permutations(("abort", "expire", "land"))))
+def test_K3_abort_deadline_and_landing_in_every_order(order: tuple[str, ...]) -> None:
+    bench, tiers = evicted()
+    child = bench.add(PROMPT, deadline_s=100.0)
+    bench.plan()
+    for event in order:
+        if event == "abort":
+            bench.scheduler.lifecycle.abort(child)
+        elif event == "expire":
+            bench.scheduler.expire(101.0)
+        else:
+            tiers.finish(child)
+        bench.collect()
+        check_scheduler(bench.scheduler)
+    first = min(("abort", "expire"), key=order.index)
+    assert bench.finish(child) == {"abort": "abort", "expire": "error"}[first]
+    assert child in tiers.dropped
+    bench.assert_empty()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_held_request_lands_and_stays_held(resumed: bool) -> None:
+    bench, tiers = evicted()
+    child = bench.add(PROMPT)
+    bench.plan()
+    bench.scheduler.lifecycle.hold(child)
+    if resumed:
+        bench.scheduler.lifecycle.resume(child)
+    assert state(bench, child) is State.LOADING
+    tiers.finish(child)
+    assert state(bench, child) is (State.RUNNING if resumed else State.HELD)
+    bench.scheduler.lifecycle.resume(child)
+    bench.run()
+    bench.assert_right()
+
+
+def test_a_full_pool_waits_for_a_load_and_says_no_to_nobody() -> None:
+    bench, tiers = evicted(total_blocks=8, horizon_tokens=1)
+    runner = bench.add(tokens_of(4, 4), sampling(20))
+    bench.step()
+    child = bench.add(PROMPT, sampling(1))
+    bench.step()
+    assert state(bench, child) is State.LOADING
+    for _ in range(12):
+        bench.step()
+    assert bench.finish(runner) is None
+    assert bench.plan() is None
+    tiers.finish(child)
+    bench.run()
+    bench.assert_right()
+    bench.assert_empty()
+
+
+def test_whoever_skips_the_cache_loads_nothing() -> None:
+    bench, tiers = evicted()
+    ahead = len(tiers.ahead)
+    bench.add(PROMPT, skip_cache_read=True)
+    bench.run()
+    bench.assert_right()
+    assert len(tiers.ahead) == ahead
