@@ -4,12 +4,13 @@ works on them in order. Every tier with a thread of its own uses these."""
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from threading import Condition, Event, Lock, Thread
+from contextlib import AbstractContextManager
+from threading import Condition, Thread
 
 from kvstore.tier import BUSY, CANCELLED, CLOSED, LATE, Outcome, failed
+from kvstore.transfer import End, Ending, Transfer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,11 @@ class Ended:
 
 class Job:
     """One batch for a WorkThread: `work(job)` gives an outcome per request, and looks at `stopping`
-    before each block. `size_bytes` counts against the thread's backlog."""
+    before each block. What blocks in a call that `stopping` can't end (a socket) does so within
+    `touch(interrupt)`. `size_bytes` counts against the thread's backlog.
+
+    It is a Transfer with outcomes: it ends once, and only when no buffer of it is touched.
+    """
 
     def __init__(
         self,
@@ -39,70 +44,63 @@ class Job:
         deadline: float,
         size_bytes: int = 0,
     ) -> None:
-        self.deadline = deadline
         self.size_bytes = size_bytes
         self._work = work
         self._requests = requests
-        self._cancelled = False
-        self._started = False
-        self._lock = Lock()
-        self._ended = Event()
-        self._outcomes: Sequence[Outcome] = ()
+        self._transfer = Transfer(deadline)
+        self._outcomes: Sequence[Outcome] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over: nobody touches its buffers any more."""
+        return self._transfer.ending is not None
+
+    @property
+    def deadline(self) -> float:
+        """On the monotonic clock."""
+        return self._transfer.deadline
 
     @property
     def stopping(self) -> Outcome | None:
         """How the rest of the batch ends when it must not go on; None while it may."""
-        if self._cancelled:
-            return CANCELLED
-        return LATE if time.monotonic() > self.deadline else None
+        asked = self._transfer.asked
+        return None if asked is None else _outcome(asked)
 
-    @property
-    def ended(self) -> bool:
-        """Whether its outcomes are known."""
-        return self._ended.is_set()
+    def touch(self, interrupt: Callable[[], None]) -> AbstractContextManager[bool]:
+        """Within the work, around a blocking call: see Transfer.touch."""
+        return self._transfer.touch(interrupt)
 
     def result(self, timeout_s: float) -> Sequence[Outcome]:
         """One outcome per request, in order. Raises TimeoutError while it has not ended."""
-        if not self._ended.wait(timeout_s):
+        ending = self._transfer.wait(timeout_s)
+        if ending is None:
             raise TimeoutError("the batch has not ended")
-        return self._outcomes
+        return self._outcomes or [_outcome(ending)] * self._requests
 
     def cancel(self) -> None:
         """Returns only when no buffer of the batch is referenced any more."""
-        self._cancelled = True
-        self.refuse(CANCELLED)
-        self._ended.wait()
+        self._transfer.end(End.CANCELLED)
+        self._transfer.wait()
 
     def run(self) -> None:
         """Work on it now, in this thread; it has ended then, whatever happened."""
-        if not self._start():
-            return
+        with self._transfer.touch() as allowed:
+            if allowed:
+                self._outcomes = self._worked()
+                self._transfer.end(End.DONE)
+        self._work = _nothing
+
+    def refuse(self, outcome: Outcome) -> None:
+        """End it; what is being worked on stops as soon as it can."""
+        self._transfer.end(End.FAILED, outcome.reason)
+
+    def _worked(self) -> Sequence[Outcome]:
         try:
-            stopping = self.stopping
-            self._finish(self._all(stopping) if stopping else self._work(self))
+            return self._work(self)
         except Exception:
             # A fault of ours must not cost the engine more than a miss, nor the thread its life.
             log.exception("a batch of KV blocks failed")
-            self._finish(self._all(failed("fault")))
-
-    def refuse(self, outcome: Outcome) -> None:
-        """End it without working on it; nothing happens where that has begun."""
-        if self._start():
-            self._finish(self._all(outcome))
-
-    def _start(self) -> bool:
-        """Whether it is the caller's to end."""
-        with self._lock:
-            first, self._started = not self._started, True
-            return first
-
-    def _all(self, outcome: Outcome) -> Sequence[Outcome]:
-        return [outcome] * self._requests
-
-    def _finish(self, outcomes: Sequence[Outcome]) -> None:
-        self._outcomes = outcomes
-        self._work = _nothing
-        self._ended.set()
+            return [failed("fault")] * self._requests
 
 
 class WorkThread:
@@ -112,7 +110,7 @@ class WorkThread:
         self._max_jobs = max_jobs
         self._max_bytes = max_bytes
         self._waiting: deque[Job] = deque()
-        self._running = False
+        self._job: Job | None = None
         self._backlog_bytes = 0
         self._changed = Condition()
         self._closed = False
@@ -146,13 +144,13 @@ class WorkThread:
     def drain(self, timeout_s: float) -> None:
         """Until nothing waits or runs, for so long at most."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._running, timeout_s)
+            self._changed.wait_for(lambda: not self._waiting and self._job is None, timeout_s)
 
     def close(self) -> None:
-        """What waits ends as `closed`; returns when the job that runs has ended. Idempotent."""
+        """What waits or runs ends as `closed`; returns when the thread has. Idempotent."""
         with self._changed:
             self._closed = True
-            for job in self._waiting:
+            for job in (*self._waiting, *([self._job] if self._job else ())):
                 job.refuse(CLOSED)
             self._forget_ended()
             self._changed.notify_all()
@@ -162,7 +160,7 @@ class WorkThread:
         while (job := self._next()) is not None:
             job.run()
             with self._changed:
-                self._running = False
+                self._job = None
                 self._backlog_bytes -= job.size_bytes
                 self._changed.notify_all()
 
@@ -177,8 +175,14 @@ class WorkThread:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return None
-            self._running = True
-            return self._waiting.popleft()
+            self._job = self._waiting.popleft()
+            return self._job
+
+
+def _outcome(ending: Ending) -> Outcome:
+    if ending.how is End.CANCELLED:
+        return CANCELLED
+    return LATE if ending.how is End.EXPIRED else failed(ending.reason)
 
 
 def _nothing(_: Job) -> Sequence[Outcome]:

@@ -30,13 +30,6 @@ class End(StrEnum):
     EXPIRED = "expired"
 
 
-class Direction(StrEnum):
-    """Seen from this process."""
-
-    IN = "in"
-    OUT = "out"
-
-
 @dataclass(frozen=True, slots=True)
 class Ending:
     """The terminal event."""
@@ -50,16 +43,10 @@ class Transfer:
 
     def __init__(
         self,
-        id: str,
-        blocks: int,
-        direction: Direction,
         deadline: float,
         on_end: Callable[[Ending], None] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.id = id
-        self.blocks = blocks
-        self.direction = direction
         self.deadline = deadline
         self._on_end = on_end
         self._clock = clock
@@ -74,10 +61,10 @@ class Transfer:
         return self._asked if self._ended else None
 
     @property
-    def stopping(self) -> bool:
-        """Whether somebody asked for the end, or the deadline has passed: movers stop now."""
+    def asked(self) -> Ending | None:
+        """The end that was asked for, or that the deadline brought: movers stop now."""
         self._expire_when_late()
-        return self._asked is not None
+        return self._asked
 
     def remaining_s(self) -> float:
         """Until the deadline; never negative."""
@@ -159,4 +146,4 @@ class Transfer:
             self._on_end(ending)
         except Exception:
             # The mover's thread must live on; the owner's fault is its own, but never silent.
-            log.exception("the owner of transfer %s failed at its end", self.id)
+            log.exception("the owner of a transfer failed at its end")

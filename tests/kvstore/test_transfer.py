@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.transfer import Direction, End, Ending, Transfer
+from kvstore.transfer import End, Ending, Transfer
 
-STEPS = ("enter", "leave", "done", "failed", "cancelled", "late", "stopping")
+STEPS = ("enter", "leave", "done", "failed", "cancelled", "late", "asked")
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 
 
 def transfer(clock: Clock, told: list[Ending]) -> Transfer:
-    return Transfer("t1", 4, Direction.IN, 110.0, told.append, clock)
+    return Transfer(110.0, told.append, clock)
 
 
 class Play:
@@ -45,9 +45,9 @@ class Play:
         elif name == "leave":
             if self.inside:
                 self.inside.pop().close()
-        elif name == "stopping":
+        elif name == "asked":
             self.expire()
-            assert self.subject.stopping is (self.decided is not None)
+            assert (self.subject.asked is not None) is (self.decided is not None)
         else:
             won = self.subject.end(End(name))
             assert won is (self.decided is None)
@@ -93,7 +93,7 @@ def test_K3_abort_timeout_and_finish_in_all_six_orders(order: tuple[str, ...]) -
     play.step("enter")
     for step in order:
         play.step(step)
-        play.step("stopping")
+        play.step("asked")
     assert not play.told, "the mover still touches the buffers"
     play.step("leave")
     first = End.EXPIRED if order[0] == "late" else End(order[0])
@@ -102,7 +102,7 @@ def test_K3_abort_timeout_and_finish_in_all_six_orders(order: tuple[str, ...]) -
 
 def test_K1_cancel_tells_nobody_until_the_mover_has_left() -> None:
     told = threading.Event()
-    subject = Transfer("t", 1, Direction.IN, 1e12, lambda _: told.set())
+    subject = Transfer(1e12, lambda _: told.set())
     woken = threading.Event()
     with subject.touch(woken.set) as allowed:
         assert allowed
@@ -117,7 +117,7 @@ def test_K1_cancel_tells_nobody_until_the_mover_has_left() -> None:
 def test_racing_threads_get_one_ending() -> None:
     for _ in range(50):
         told: list[Ending] = []
-        subject = Transfer("t", 1, Direction.OUT, 1e12, told.append)
+        subject = Transfer(1e12, told.append)
         barrier = threading.Barrier(4)
 
         def ask(
@@ -136,7 +136,7 @@ def test_racing_threads_get_one_ending() -> None:
 
 
 def test_K2_a_wait_expires_what_nobody_moves() -> None:
-    subject = Transfer("t", 1, Direction.IN, 0.0)
+    subject = Transfer(0.0)
     assert subject.wait(5.0) == Ending(End.EXPIRED, "deadline")
 
 
@@ -144,7 +144,7 @@ def test_a_failing_owner_does_not_hurt_the_mover(caplog: pytest.LogCaptureFixtur
     def fail(_: Ending) -> None:
         raise RuntimeError("owner")
 
-    subject = Transfer("t", 1, Direction.IN, 1e12, fail)
+    subject = Transfer(1e12, fail)
     assert subject.end(End.DONE)
     assert subject.ending == Ending(End.DONE)
-    assert "owner of transfer t failed" in caplog.text
+    assert "owner of a transfer failed" in caplog.text
