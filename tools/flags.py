@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 PORT_MAX = 65_535
+OWN_TIMES = "trace"
 
 
 def _integer(text: str) -> int:
@@ -34,6 +35,11 @@ def factor(text: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError("takes a number above 0")
     return number
+
+
+def pace(text: str) -> float | None:
+    """A load as a factor, or None for the trace's own times."""
+    return None if text == OWN_TIMES else factor(text)
 
 
 def natural(text: str) -> int:

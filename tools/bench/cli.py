@@ -15,6 +15,7 @@ BENCHES = {
         "tools.bench.gateway.command",
         "requests and chunks a second on one core",
     ),
+    "live": ("tools.bench.live.command", "live servers in turn: ours, peers, any OpenAI URL"),
     "router": ("tools.bench.router", "the router's choice: time, memory, errors"),
 }
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from tools.errors import CommandError
-from tools.flags import factor, output_file, picture_file, positive
+from tools.flags import OWN_TIMES, factor, output_file, pace, picture_file, positive
 from tools.sim.call import TraceError
 from tools.sim.faults import fault, speed
 from tools.sim.plot import draw, require_matplotlib
@@ -22,12 +22,6 @@ from tools.sim.table import table, title
 from tools.sim.wire import BusFaults
 
 ALL = "all"
-OWN_TIMES = "trace"
-
-
-def _load(text: str) -> float | None:
-    """A factor, or the trace's own times."""
-    return None if text == OWN_TIMES else factor(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--replicas", type=positive, default=8, metavar="N")
     parser.add_argument(
         "--load",
-        type=_load,
+        type=pace,
         default=0.75,
         metavar="U",
         help="as a multiple of what the replicas could serve without any cache (%(default)s); "

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from configs.load import load_cluster
 from configs.model.card import ModelCard, load_card
 from tools.admin import AdminClient
+from tools.bench.client import ChatClient
 from tools.bench.demo.ceiling import CeilingCache
-from tools.bench.demo.client import ChatClient
 from tools.bench.demo.load import Load, arrivals, conversations
 from tools.bench.demo.report import plot, print_table, summary
 from tools.bench.demo.run import DemoRunner, PolicyRun

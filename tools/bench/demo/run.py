@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tools.admin import AdminClient
+from tools.bench.client import ChatClient, Sample
 from tools.bench.demo.ceiling import CeilingCache
-from tools.bench.demo.client import ChatClient, Sample
 from tools.bench.demo.load import Load
 
 Tick = Callable[[], None]

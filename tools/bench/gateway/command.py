@@ -16,7 +16,7 @@ from pathlib import Path
 from subprocess import run
 from typing import Any
 
-from tools.bench.gateway.child import python
+from tools.bench.child import python
 from tools.bench.gateway.prompts import SIZES
 from tools.bench.gateway.targets import (
     OTHER_CPU,

@@ -6,22 +6,22 @@ Each target is a context manager that gives its process (alone on its CPU) and i
 from __future__ import annotations
 
 import os
-import socket
 import struct
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 
 from configs.load import to_toml
 from configs.schema import BusConfig, ClusterConfig, ModelConfig, ReplicaConfig, RouterConfig
 from events.server import find_binary
-from tools.bench.gateway.child import Child, python, until
+from tools.bench.child import Child, python, until
 from tools.bench.gateway.prompts import MODEL
+from tools.bench.peers import HOST, PEERS, Before, environ, free_port
+from tools.bench.peers import missing as not_installed
 
-HOST = "127.0.0.1"
 _CPUS = sorted(os.sched_getaffinity(0))
 TARGET_CPU, OTHER_CPU = _CPUS[0], _CPUS[-1]
 REPLICAS = 4
@@ -47,12 +47,6 @@ class Running:
 
     child: Child
     port: int
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _get(port: int, path: str) -> bool:
@@ -81,7 +75,7 @@ def _cluster(setting: Setting, port: int, bus_port: int) -> Path:
         bus=BusConfig(url=f"nats://{HOST}:{bus_port}"),
         router=RouterConfig(port=port, max_inflight_tokens=_NO_BOUND, max_queued_tokens=_NO_BOUND),
         replicas=tuple(
-            ReplicaConfig(id=f"r{number}", port=_free_port(), context_tokens=CONTEXT_TOKENS)
+            ReplicaConfig(id=f"r{number}", port=free_port(), context_tokens=CONTEXT_TOKENS)
             for number in range(REPLICAS)
         ),
     )
@@ -93,7 +87,7 @@ def _cluster(setting: Setting, port: int, bus_port: int) -> Path:
 @contextmanager
 def ours(setting: Setting) -> Iterator[Running]:
     """This gateway, with a real nats-server and replicas that tell it what they hold."""
-    port, bus_port = _free_port(), _free_port()
+    port, bus_port = free_port(), free_port()
     config = _cluster(setting, port, bus_port)
     log = setting.folder
     replicas = python("-m", "tools.bench.gateway.replicas", "--config", str(config))
@@ -122,53 +116,32 @@ def direct(setting: Setting) -> Iterator[Running]:
 
 
 @contextmanager
-def _peer(name: str, setting: Setting, launch: list[str]) -> Iterator[Running]:
+def _peer(name: str, setting: Setting) -> Iterator[Running]:
+    """A peer with its cache-aware policy. Raises RuntimeError where it does not answer."""
     server = python("-m", "tools.bench.gateway.server", "--workers", str(REPLICAS))
     command = [*server, "--tick-ms", str(setting.tick_ms)]
-    port = _free_port()
+    port, peer = free_port(), PEERS[name]
     with Child(command, OTHER_CPU, setting.folder / "server.log") as workers:
-        urls = [f"http://{HOST}:{worker}" for worker in workers.line(START_S)[1:]]
-        bound = ["--host", HOST, "--port", str(port), "--prometheus-port", str(_free_port())]
-        command = [*python(*launch), *bound, "--policy", "cache_aware", "--worker-urls", *urls]
-        with Child(command, TARGET_CPU, setting.folder / f"{name}.log", _environ(setting)) as child:
+        urls = tuple(f"http://{HOST}:{worker}" for worker in workers.line(START_S)[1:])
+        flags = peer.flags(port, Before(urls, MODEL, setting.model, setting.folder))
+        command = [*(peer.command(setting.peers) or []), *flags]
+        log = setting.folder / f"{name}.log"
+        with Child(command, TARGET_CPU, log, environ(setting.peers)) as child:
             until(lambda: _get(port, "/v1/models") or not child.running, START_S, "no answer")
             if not child.running:
                 raise RuntimeError(f"{name} ended: {child.said()}")
             yield Running(child, port)
 
 
-def _environ(setting: Setting) -> dict[str, str]:
-    paths = [str(setting.peers)] if setting.peers else []
-    return {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
-
-
-@contextmanager
-def sglang(setting: Setting) -> Iterator[Running]:
-    """sglang-router, cache_aware."""
-    module = "from sglang_router.cli import main; main()"
-    with _peer("sglang", setting, ["-c", module, "launch", "--log-level", "error"]) as running:
-        yield running
-
-
-@contextmanager
-def vllm(setting: Setting) -> Iterator[Running]:
-    """vllm-router, cache_aware."""
-    module = "from vllm_router.launch_router import main; main()"
-    with _peer("vllm", setting, ["-c", module, "--log-level", "error"]) as running:
-        yield running
-
-
 Target = Callable[[Setting], "contextmanager[Running]"]
-TARGETS: dict[str, Target] = {"warmroute": ours, "sglang": sglang, "vllm": vllm}
-_PACKAGES = {"sglang": "sglang_router", "vllm": "vllm_router"}
+TARGETS: dict[str, Target] = {
+    "warmroute": ours,
+    "sglang": partial(_peer, "sglang-router"),
+    "vllm": partial(_peer, "vllm-router"),
+}
+_PEERS = {"sglang": "sglang-router", "vllm": "vllm-router"}
 
 
 def missing(names: Sequence[str], peers: Path | None) -> list[str]:
     """Those targets whose package is neither installed here nor in the folder `peers`."""
-    return [
-        name
-        for name in names
-        if (package := _PACKAGES.get(name)) is not None
-        and not (peers and (peers / package).exists())
-        and find_spec(package) is None
-    ]
+    return [name for name in names if name in _PEERS and not_installed([_PEERS[name]], peers)]

@@ -1,4 +1,4 @@
-"""A process of the benchmark on its own CPU, and the CPU time that it has used."""
+"""A process of a benchmark, on a CPU of its own where asked, and the CPU time that it has used."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ class Child:
     """Use as a context manager. Everything it starts counts as its own."""
 
     def __init__(
-        self, command: list[str], cpu: int, log: Path, environ: Mapping[str, str] | None = None
+        self,
+        command: list[str],
+        cpu: int | None,
+        log: Path,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
+        pinned = [] if cpu is None else ["taskset", "-c", str(cpu)]
         self._log = log
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
-                ["taskset", "-c", str(cpu), *command],
+                [*pinned, *command],
                 stdout=subprocess.PIPE,
                 stderr=sink,
                 stdin=subprocess.DEVNULL,

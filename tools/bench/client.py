@@ -1,11 +1,11 @@
-"""One streamed chat request, timed: an open-loop client's view of the gateway."""
+"""One streamed chat request, timed: a client's view of any server that speaks OpenAI's API."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,34 +13,43 @@ import aiohttp
 
 REQUEST_S = 300.0
 MAX_EVENT_BYTES = 1024 * 1024
+FAILURES = (
+    *(aiohttp.ClientError, TimeoutError, OSError),  # of the connection
+    *(ValueError, LookupError, TypeError, AttributeError, RuntimeError),  # of what came
+)
+FULL_LENGTH = {"temperature": 0, "ignore_eos": True}
+"""As many tokens as asked for, the same each time; what an engine does not know it may refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one request showed. `error` names the failure, else it is empty."""
+    """What one request showed. `error` names the failure, else it is empty; times are from the
+    request's start, 0 where nothing came."""
 
     tenant: str
     turn: int
     replica: str
     ttft_ms: float
+    e2e_ms: float
     itl_ms: tuple[float, ...]
     prompt_tokens: int
     cached_tokens: int
+    completion_tokens: int
     text: str
     error: str
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The data of each server-sent event."""
+    """The data of each server-sent event: one line, whichever line ends the server uses."""
     buffer = b""
     async for piece in response.content.iter_any():
         buffer += piece
-        *events, buffer = buffer.split(b"\n\n")
+        *lines, buffer = buffer.split(b"\n")
         if len(buffer) > MAX_EVENT_BYTES:
             raise ValueError("an event is too long")
-        for event in events:
-            if event.startswith(b"data: "):
-                yield event[6:]
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
 
 
 class _Timer:
@@ -59,12 +68,12 @@ class _Timer:
             return
         chunk = json.loads(data)
         if "error" in chunk:
-            raise RuntimeError(chunk["error"].get("code") or chunk["error"]["type"])
+            raise RuntimeError("an error in the stream")
         self.usage = chunk.get("usage") or self.usage
         for choice in chunk["choices"]:
-            if choice["delta"].get("content"):
+            if text := choice["delta"].get("content"):
                 self.at.append(time.perf_counter())
-                self.text.append(choice["delta"]["content"])
+                self.text.append(text)
 
     def sample(self, tenant: str, turn: int, replica: str, error: str = "") -> Sample:
         gaps = zip(self.at, self.at[1:], strict=False)
@@ -73,22 +82,31 @@ class _Timer:
             tenant=tenant,
             turn=turn,
             replica=replica,
-            ttft_ms=1e3 * (self.at[0] - self.began) if self.at else float("nan"),
+            ttft_ms=1e3 * (self.at[0] - self.began) if self.at else 0.0,
+            e2e_ms=1e3 * (self.at[-1] - self.began) if self.at else 0.0,
             itl_ms=tuple(1e3 * (after - before) for before, after in gaps),
             prompt_tokens=self.usage.get("prompt_tokens", 0),
-            cached_tokens=details.get("cached_tokens", 0),
+            cached_tokens=details.get("cached_tokens") or 0,
+            completion_tokens=self.usage.get("completion_tokens", 0),
             text="".join(self.text),
             error=error,
         )
 
 
 class ChatClient:
-    """Streams chats to one gateway, as one tenant after the other."""
+    """Streams chats to one server, as one tenant after the other. `extra` joins each body."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        model: str,
+        extra: Mapping[str, Any] = FULL_LENGTH,
+    ) -> None:
         self._session = session
         self._url = url
         self._model = model
+        self._extra = extra
 
     async def chat(
         self, tenant: str, key: str, turn: int, messages: list[dict[str, str]], max_tokens: int
@@ -98,10 +116,9 @@ class ChatClient:
             "model": self._model,
             "messages": messages,
             "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._extra,
         }
         timer = _Timer()
         replica = ""
@@ -110,13 +127,13 @@ class ChatClient:
                 async with self._session.post(
                     f"{self._url}/v1/chat/completions",
                     json=body,
-                    headers={"Authorization": f"Bearer {key}"},
+                    headers={"Authorization": f"Bearer {key}"} if key else {},
                 ) as response:
                     replica = response.headers.get("x-warmroute-replica", "")
                     if response.status != 200:
                         return timer.sample(tenant, turn, replica, f"http {response.status}")
                     async for data in _events(response):
                         timer.take(data)
-        except (aiohttp.ClientError, TimeoutError, ValueError, RuntimeError, OSError) as error:
+        except FAILURES as error:
             return timer.sample(tenant, turn, replica, type(error).__name__)
         return timer.sample(tenant, turn, replica, "" if timer.done and timer.at else "cut short")

@@ -1,0 +1,153 @@
+"""Other projects' gateways and servers: where each is installed, and how it is started.
+
+Peers come from this environment, from a folder of `pip install --target`, or from PATH. Each is
+started with its own cache-aware policy, where it has one, and its defaults otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """Free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a peer is to stand before: servers of one model; `folder` takes its files. `model_path`
+    is for those that load the model themselves."""
+
+    urls: tuple[str, ...]
+    model: str
+    model_path: Path
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`script` is its command on PATH, `call` the same as Python code of `module`; `flags` makes
+    those for a port."""
+
+    package: str
+    script: str
+    module: str
+    call: str
+    flags: Callable[[int, Before], list[str]]
+
+    def command(self, folder: Path | None) -> list[str] | None:
+        """What starts it, flags apart; None where it is not installed."""
+        if (folder and (folder / self.module.split(".")[0]).exists()) or _importable(self.module):
+            return [sys.executable, "-c", self.call]
+        script = shutil.which(self.script)
+        return [script] if script else None
+
+    def version(self, folder: Path | None) -> str:
+        """Its package's, "unknown" where it came from PATH."""
+        paths = [str(folder)] if folder else []
+        for found in importlib.metadata.distributions(name=self.package, path=[*paths, *sys.path]):
+            return found.version
+        return "unknown"
+
+
+def _importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def environ(folder: Path | None) -> dict[str, str]:
+    """So that Python finds what lies in the folder."""
+    paths = [str(folder)] if folder else []
+    return {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+
+
+def _bound(port: int, before: Before) -> list[str]:
+    prometheus = ["--prometheus-port", str(free_port())]
+    return ["--host", HOST, "--port", str(port), *prometheus, "--worker-urls", *before.urls]
+
+
+def _sglang(port: int, before: Before) -> list[str]:
+    return ["launch", "--log-level", "error", "--policy", "cache_aware", *_bound(port, before)]
+
+
+def _vllm_router(port: int, before: Before) -> list[str]:
+    return ["--log-level", "error", "--policy", "cache_aware", *_bound(port, before)]
+
+
+def _litellm(port: int, before: Before) -> list[str]:
+    """Every server as a deployment of one model, in its default strategy (weighted at random)."""
+    models = [
+        {
+            "model_name": before.model,
+            "litellm_params": {
+                "model": f"openai/{before.model}",
+                "api_base": f"{url}/v1",
+                "api_key": "none",
+            },
+        }
+        for url in before.urls
+    ]
+    file = before.folder / "litellm.yaml"  # JSON is YAML
+    file.write_bytes(msgspec.json.encode({"model_list": models}))
+    return ["--host", HOST, "--port", str(port), "--config", str(file), "--telemetry", "False"]
+
+
+def _vllm(port: int, before: Before) -> list[str]:
+    """An engine, not a gateway: it computes by itself, with prefix caching."""
+    name = ["--served-model-name", before.model]
+    bound = ["--host", HOST, "--port", str(port)]
+    return ["serve", str(before.model_path), *name, *bound, "--enable-prefix-caching"]
+
+
+PEERS = {
+    "sglang-router": Peer(
+        "sglang-router",
+        "smg",
+        "sglang_router",
+        "from sglang_router.cli import main; main()",
+        _sglang,
+    ),
+    "vllm-router": Peer(
+        "vllm-router",
+        "vllm-router",
+        "vllm_router",
+        "from vllm_router.launch_router import main; main()",
+        _vllm_router,
+    ),
+    "litellm": Peer(
+        "litellm",
+        "litellm",
+        "litellm.proxy",
+        "import sys; from litellm import run_server; sys.exit(run_server())",
+        _litellm,
+    ),
+    "vllm": Peer(
+        "vllm",
+        "vllm",
+        "vllm.entrypoints.cli",
+        "from vllm.entrypoints.cli.main import main; main()",
+        _vllm,
+    ),
+}
+
+
+def missing(names: Sequence[str], folder: Path | None) -> list[str]:
+    """Those that are installed nowhere."""
+    return [name for name in names if PEERS[name].command(folder) is None]
