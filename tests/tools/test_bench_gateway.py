@@ -54,3 +54,13 @@ def test_the_figures_of_our_gateway_are_written(tmp_path: Path) -> None:
     assert found["rps"]["64k"]["warmroute"] > 0
     assert found["chunks_per_s"]["warmroute"] > 0
     assert found["ttft_added_ms"]["p99"]["warmroute"] >= found["ttft_added_ms"]["p50"]["warmroute"]
+
+
+@pytest.mark.slow
+def test_calls_are_counted_by_module_and_function(tmp_path: Path) -> None:
+    file = tmp_path / "calls.json"
+    assert cli.main(["calls", "--requests", "20", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["2k"]["router/choice/choose:RouterBrain.decide"]["python"] == 1.0
+    assert found["64k"]["router/serving/generate:Generator.chat"]["python"] >= 1.0
+    assert found["delta"]["router/dispatch/sink:AttemptSink.put"]["python"] >= 1.0

@@ -56,6 +56,10 @@ class Child:
         """Whether it lives."""
         return self._process.poll() is None
 
+    def signal(self, number: int) -> None:
+        """Send it one."""
+        self._process.send_signal(number)
+
     def said(self) -> str:
         """The end of what it wrote on standard error."""
         return self._log.read_text(errors="replace")[-2_000:]

@@ -85,14 +85,14 @@ def _cluster(setting: Setting, port: int, bus_port: int) -> Path:
 
 
 @contextmanager
-def ours(setting: Setting) -> Iterator[Running]:
+def ours(setting: Setting, program: Sequence[str] = ("-m", "router.app")) -> Iterator[Running]:
     """This gateway, with a real nats-server and replicas that tell it what they hold."""
     port, bus_port = free_port(), free_port()
     config = _cluster(setting, port, bus_port)
     log = setting.folder
     replicas = python("-m", "tools.bench.gateway.replicas", "--config", str(config))
     bus = [find_binary(), "-a", HOST, "-p", str(bus_port)]
-    router = python("-m", "router.app", "--config", str(config))
+    router = python(*program, "--config", str(config))
     with (
         Child(bus, OTHER_CPU, log / "nats.log"),
         Child(
