@@ -17,7 +17,7 @@ from configs.model.segment import Segment
 
 PLAIN_ROLES = frozenset(("system", "user", "assistant"))
 MAX_MESSAGES = 128
-MAX_CHARS = 1 << 20
+MAX_CHARS = 1 << 18
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HOLE = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 _LOSES_TRACK = (
@@ -128,16 +128,17 @@ class Skeleton:
 
     def __init__(self, text: str, segments: Callable[[str], list[Segment]]) -> None:
         """`text` is the rendering of `holes(...)`; `segments` cuts it at its markers."""
-        self._parts = [
-            segment if segment.special_id is not None else list(_parts(segment.text))
-            for segment in segments(text)
-        ]
-
-    @property
-    def copies(self) -> int:
-        """How often contents are written."""
-        texts = [part for part in self._parts if not isinstance(part, Segment)]
-        return sum(isinstance(each, int) for part in texts for each in part)
+        self.copies = 0
+        self._parts: list[Segment | tuple[str, tuple[int, ...]]] = []
+        for segment in segments(text):
+            if segment.special_id is not None:
+                self._parts.append(segment)
+                continue
+            parts = list(_parts(segment.text))
+            numbers = tuple(part for part in parts if isinstance(part, int))
+            texts = (part.replace("%", "%%") if isinstance(part, str) else "%s" for part in parts)
+            self.copies += len(numbers)  # how often contents are written
+            self._parts.append(("".join(texts), numbers) if numbers else segment)
 
     def filled(self, contents: Sequence[str]) -> list[Segment]:
         """The conversation with these contents, none of which holds a marker or a part of one."""
@@ -146,7 +147,8 @@ class Skeleton:
             if isinstance(part, Segment):
                 found.append(part)
                 continue
-            text = "".join(contents[each] if isinstance(each, int) else each for each in part)
+            around, numbers = part
+            text = around % tuple([contents[number] for number in numbers])
             if text:
                 found.append(Segment(text, None))
         return found

@@ -124,6 +124,7 @@ class _Breaker:
         self._tails = {text[-size:] for text in markers for size in range(1, len(text))}
         self._longest = max(map(len, self._spellings), default=0)
         self._first = frozenset(text[0] for text in markers)
+        self._only_first = "".join(self._first) if len(self._first) == 1 else ""
         self._last = frozenset(text[-1] for text in markers)
         # Overlapping markers are all found, since only the first character is consumed.
         self._inside = re.compile(f"(?=({self.pattern.pattern}))")
@@ -155,8 +156,8 @@ class _Breaker:
 
     def _any_inside(self, text: str) -> bool:
         """The pattern is quick where all spellings begin alike, and slow where they don't."""
-        if len(self._first) == 1:
-            return self.pattern.search(text) is not None
+        if self._only_first:
+            return self._only_first in text and self.pattern.search(text) is not None
         return any(spelling in text for spelling in self._spellings)
 
 
@@ -205,15 +206,16 @@ class ChatTemplate:
         """
         if tools and not self.supports_tools:
             raise TemplateError("this model's chat template has no place for tools")
-        if not tools and (found := self._filled(messages, add_generation_prompt)) is not None:
+        if not tools and (found := self.filled(messages, add_generation_prompt)) is not None:
             return found
         check(tools)
         return self._render_fully(messages, tools, add_generation_prompt)
 
-    def _filled(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool
+    def filled(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True
     ) -> list[Segment] | None:
-        """The same for plain messages without a marker, without running the template."""
+        """The same for plain messages without a marker, without running the template: quick, and
+        bounded. None for others."""
         if not self._traceable or not isinstance(messages, list) or not messages:
             return None
         known = plain(messages)

@@ -97,7 +97,7 @@ class Tokenizer:
     def pieces(self, text: str, chars: int) -> Iterable[str]:
         """`text` in pieces of about `chars` characters whose ids, joined, are those of the whole;
         in one piece where that can't be promised."""
-        return cut(text, chars) if self._cuts else (text,)
+        return cut(text, chars) if self._cuts and len(text) > chars else (text,)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, never a special one, no BOS. A byte that no token can spell is left

@@ -8,7 +8,7 @@ look-ups and what is new at its end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from configs.model.tokenizer import Tokenizer
 from router.openai import faults
@@ -42,18 +42,19 @@ class Pieces:
         Raises UserError: 400 for what can't fit the context, 429 and 503 as Offload does.
         """
         pieces: list[bytes | str] = []
+        cold: list[str] = []
         large: list[tuple[str, int, int]] = []
+        get = self._known.getter(tenant)
         for part in parts:
             if isinstance(part, bytes):
                 pieces.append(part)
             elif part:
-                self._look_up(part, tenant, pieces, large)
-        cold = [piece for piece in pieces if isinstance(piece, str)]
+                self._look_up(part, get, pieces, cold, large)
         if not cold:
             return b"".join(pieces)  # type: ignore[arg-type]
         self._check_length(sum(map(len, cold)), param)
         fresh = await self._encode(list(dict.fromkeys(cold)), tenant)
-        ids = [fresh[piece] if isinstance(piece, str) else piece for piece in pieces]
+        ids = [piece if isinstance(piece, bytes) else fresh[piece] for piece in pieces]
         for text, start, end in large:
             self._known.put(tenant, text, b"".join(ids[start:end]))
         return b"".join(ids)
@@ -61,21 +62,24 @@ class Pieces:
     def _look_up(
         self,
         text: str,
-        tenant: str,
+        get: Callable[[str], bytes | None],
         pieces: list[bytes | str],
+        cold: list[str],
         large: list[tuple[str, int, int]],
     ) -> None:
-        """Append what is known of `text` as ids and the rest as small texts; and to `large` the
-        unknown large pieces, with the place of their small ones."""
-        get = self._known.get
-        for whole in self._tokenizer.pieces(text, LARGE_CHARS):
-            known = get(tenant, whole)
+        """Append what is known of `text` as ids and the rest as small texts, to `cold` too; and to
+        `large` the unknown large pieces, with the place of their small ones."""
+        cut = self._tokenizer.pieces
+        for whole in cut(text, LARGE_CHARS):
+            known = get(whole)
             if known is not None:
                 pieces.append(known)
                 continue
             start = len(pieces)
-            for small in self._tokenizer.pieces(whole, SMALL_CHARS):
-                known = get(tenant, small) if len(small) < len(whole) else None
+            for small in cut(whole, SMALL_CHARS):
+                known = None if small is whole else get(small)
+                if known is None:
+                    cold.append(small)
                 pieces.append(small if known is None else known)
             if len(pieces) > start + 1:
                 large.append((whole, start, len(pieces)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from configs.model.card import ModelCard
@@ -76,6 +77,7 @@ class Renderer:
     ) -> None:
         bounds = bounds or RenderBounds()
         self._template = card.template
+        self._marker_ids = cache(lambda token_id: pack((token_id,)))
         self._bos = b"" if card.bos_id is None else pack((card.bos_id,))
         self._turns = Turns(card.template, card.tokenizer, _cache(bounds.turn_memory_bytes))
         self._offload = Offload(executor, bounds.pending_chars, bounds.timeout_s)
@@ -95,15 +97,17 @@ class Renderer:
         Raises UserError: 400 when the template refuses it or it can't fit the context, 429 and 503
         when too much is waiting.
         """
-        segments = await self._segments(messages, tools)
+        segments = None if tools else self._template.filled(messages)
+        if segments is None:
+            segments = await self._segments(messages, tools)
         pieces: list[bytes | str] = []
-        for index, segment in enumerate(segments):
-            if segment.special_id is not None:
-                pieces.append(pack((segment.special_id,)))
+        for index, (text, special_id) in enumerate(segments):
+            if special_id is not None:
+                pieces.append(self._marker_ids(special_id))
             elif (turn := self._turns.recall(tenant, segments, index)) is not None:
                 pieces += turn
             else:
-                pieces.append(segment.text)
+                pieces.append(text)
         return RenderedPrompt(await self._pieces.join(pieces, tenant, "messages"))
 
     async def prompt(self, prompt: str | bytes, *, tenant: str) -> RenderedPrompt:

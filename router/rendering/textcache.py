@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _ENTRY_BYTES = 200
 """What an entry costs beside its text and ids."""
@@ -17,6 +17,10 @@ _ENTRY_BYTES = 200
 def pack(token_ids: Sequence[int]) -> bytes:
     """Token ids as u32 little endian."""
     return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def _nothing(_: str) -> bytes | None:
+    return None
 
 
 def _cost(text: str, ids: bytes) -> int:
@@ -31,6 +35,13 @@ class _Shelf:
     def __init__(self) -> None:
         self.entries: OrderedDict[str, bytes] = OrderedDict()
         self.size_bytes = 0
+
+    def get(self, text: str) -> bytes | None:
+        """The ids, or None."""
+        ids = self.entries.get(text)
+        if ids is not None:
+            self.entries.move_to_end(text)
+        return ids
 
     def pop_oldest(self) -> int:
         cost = _cost(*self.entries.popitem(last=False))
@@ -51,11 +62,18 @@ class TextCache:
     def get(self, tenant: str, text: str) -> bytes | None:
         """The ids, or None."""
         shelf = self._shelves.get(tenant)
-        if shelf is None or text not in shelf.entries:
-            return None
-        shelf.entries.move_to_end(text)
+        ids = None if shelf is None else shelf.get(text)
+        if ids is not None:
+            self._shelves.move_to_end(tenant)
+        return ids
+
+    def getter(self, tenant: str) -> Callable[[str], bytes | None]:
+        """`get` for many texts of one tenant, to be used before anything else happens."""
+        shelf = self._shelves.get(tenant)
+        if shelf is None:
+            return _nothing
         self._shelves.move_to_end(tenant)
-        return shelf.entries[text]
+        return shelf.get
 
     def put(self, tenant: str, text: str, ids: bytes) -> None:
         """Remember, the newest wins; what is too large for a tenant is left out."""

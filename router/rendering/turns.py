@@ -62,11 +62,11 @@ class Turns:
     ) -> tuple[str, bytes] | None:
         """For the plain segment at `index`, if it is a known turn: the template's text before it,
         and the turn's ids."""
-        start = index - len(self._before)
         text = segments[index].text
-        if not self._before or start < 0 or not text.startswith(self._prefix):
+        if not text.startswith(self._prefix):
             return None
-        if segments[start:index] != self._before:
+        start = index - len(self._before)
+        if not self._before or start < 0 or segments[start:index] != self._before:
             return None
         ids = self._memory.get(tenant, text[len(self._prefix) :])
         return None if ids is None else (self._prefix, ids)
