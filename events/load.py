@@ -32,7 +32,8 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     `max_step_tokens`: how much of a prompt one step computes at most.
 
     Another `engine` than ours is asked by HTTP: its `link_url` is the server's base URL. Without
-    `digests` nobody will ever tell what it holds.
+    `digests` nobody will ever tell what it holds. `abilities`: words for what not every replica
+    can do; a request that needs one goes only where it is named.
     """
 
     model: str
@@ -52,6 +53,7 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: Count = 512
     engine: str = OWN_ENGINE
     digests: bool = True
+    abilities: tuple[str, ...] = ()
 
 
 class PrefillFit(msgspec.Struct, frozen=True, array_like=True):

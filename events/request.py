@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from events.grammar import Grammar
 from events.session import Ack
 
 LINK_VERSION = 1
@@ -18,7 +19,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     `top_k = 0` and `min_p = 0.0` mean off; `temperature = 0.0` means greedy. `logprobs` is None for
     none, else the number of alternatives (0 to 20) beside the chosen token. `seed` is always set:
-    the gateway mints one where the client gave none; child i of `n` uses `seed + i`.
+    the gateway mints one where the client gave none; child i of `n` uses `seed + i`. With a
+    `grammar` every child's text fits it, and ends where it can't go on.
     """
 
     max_tokens: int
@@ -37,6 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
 
 
 class ChildProgress(msgspec.Struct, frozen=True, array_like=True):

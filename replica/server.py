@@ -28,6 +28,7 @@ from configs.load import ConfigError, load_cluster, model_path, replica_of
 from configs.model.card import ModelCard, load_card
 from configs.schema import ClusterConfig, ReplicaConfig
 from events.errors import WarmrouteError
+from events.grammar import GRAMMAR
 from events.load import DigestShape, KVLayout, ReplicaHello
 from events.nats import join
 from events.parent import follow_parent
@@ -43,6 +44,7 @@ from replica.front.check import Limits
 from replica.front.intake import Served
 from replica.front.link import LinkSettings
 from replica.front.output import StepQueue
+from replica.grammar.compiler import GrammarCompiler
 from replica.publish import Publisher
 
 if TYPE_CHECKING:
@@ -179,6 +181,7 @@ def hello_of(parts: Parts) -> ReplicaHello:
         device=replica.device,
         version=_version(),
         max_step_tokens=replica.max_step_tokens,
+        abilities=(GRAMMAR,),
     )
 
 
@@ -198,6 +201,7 @@ def _served(parts: Parts, hello: ReplicaHello) -> Served:
         cluster_key=parse_secret(parts.cluster.secret),
         namespace=Namespace.of_hello(hello),
         mailbox_bytes=parts.replica.mailbox_bytes,
+        compiler=GrammarCompiler(card.tokenizer, card.eos_ids),
     )
 
 

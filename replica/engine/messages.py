@@ -11,6 +11,7 @@ from events.load import DecodeFit, PrefillFit
 from events.output import TokenLogprob
 from events.request import SamplingParams
 from kvstore.identity import KeyChain
+from replica.grammar.state import GrammarState
 from replica.sched.plan import ChildId, PlanId
 
 
@@ -21,7 +22,8 @@ class EngineRequest:
     `chain` holds the keys of the prompt's full blocks and the value that the next block chains to.
     `eos_ids` end the child unless `params.ignore_eos`. `output`: tokens that it has put out
     already, elsewhere; it goes on behind them as after a preemption. `salt` and
-    `public_cut_blocks`: what `chain` was made with.
+    `public_cut_blocks`: what `chain` was made with. `grammar`: where it stands in the grammar of
+    `params`, behind `output`; from here on the engine's own.
     """
 
     child: ChildId
@@ -40,6 +42,7 @@ class EngineRequest:
     output: tuple[int, ...] = ()
     salt: bytes = b""
     public_cut_blocks: int = 0
+    grammar: GrammarState | None = None
 
     @property
     def known_tokens(self) -> int:

@@ -69,6 +69,8 @@ class FrontApp:
 
     async def _close_links(self, app: web.Application) -> None:
         await self._links.close()
+        if self.front.intake.compiling is not None:
+            self.front.intake.compiling.close()
 
     async def _health(self, request: web.Request) -> web.Response:
         return _verdict(self.healthy, "stalled")

@@ -156,6 +156,12 @@ class Attempts:
             self._engine.abort(child.id)
             self.deliver(child, child.close(reason, error, self._clock()))
 
+    def refuse(self, attempt: Attempt, error: CoreError) -> None:
+        """End an attempt of which nothing was submitted yet."""
+        if attempt.children:
+            self._counters.refuse(error.code or "refused")
+            self.end(attempt, FINISH_ERROR, error)
+
     def hold(self, attempt: Attempt, reason: HoldReason) -> None:
         """Schedule nothing of it until nobody holds it any more."""
         if not attempt.holds:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from events.errors import CoreError, UserError
+from events.grammar import MAX_GRAMMAR_BYTES
 from events.request import ChildProgress, CoreRequest, SamplingParams
 
 MAX_CHILDREN = 64
@@ -120,6 +121,8 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     _within("repetition_penalty", params.repetition_penalty, 0.01, 100.0)
     if params.logprobs is not None:
         _within("logprobs", params.logprobs, 0, MAX_LOGPROBS)
+    if params.grammar is not None and len(params.grammar.source) > MAX_GRAMMAR_BYTES:
+        refuse("The grammar is too large.", param=params.grammar.param)
     _check_stops(params, vocab_size)
     _check_biases(params, vocab_size)
 

@@ -6,10 +6,11 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from events.errors import DRAINING, QUEUE_LONGER, CoreError, UserError
 from events.output import FINISH_ABORT, FINISH_ERROR, CoreDelta, CoreFinish, Usage
-from events.request import CoreRequest
+from events.request import CoreRequest, SamplingParams
 from kvstore.identity import KeyChain, Namespace, chain
 from replica.engine.messages import Engine, EngineRequest
 from replica.front.attempts import Attempt, AttemptKey, Attempts, Outlet
@@ -21,12 +22,15 @@ from replica.front.check import (
     refuse,
 )
 from replica.front.child import Child
+from replica.front.compiling import Compiling
 from replica.front.detokenise import Vocabulary
 from replica.front.fence import RequestKey
 from replica.front.mailbox import Mailbox
 from replica.front.metrics import FrontCounters
 from replica.front.output import INTERNAL
 from replica.front.stream import TokenStream
+from replica.grammar.compiler import GrammarCompiler
+from replica.grammar.state import GrammarState
 from replica.sched.plan import ChildId
 
 log = logging.getLogger(__name__)
@@ -42,7 +46,8 @@ DEADLINE_GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What requests are served with. `cluster_key` and `namespace` make the block keys."""
+    """What requests are served with. `cluster_key` and `namespace` make the block keys. Without a
+    `compiler` answers can't be constrained."""
 
     limits: Limits
     vocabulary: Vocabulary
@@ -50,6 +55,7 @@ class Served:
     cluster_key: bytes
     namespace: Namespace
     mailbox_bytes: int
+    compiler: GrammarCompiler | None = None
 
 
 class Intake:
@@ -70,6 +76,8 @@ class Intake:
         self._counters = counters
         self._clock = clock
         self._child_ids = itertools.count(1)
+        compiler = served.compiler
+        self.compiling = None if compiler is None else Compiling(compiler, attempts)
 
     def submit(self, outlet: Outlet, request: CoreRequest) -> tuple[CoreDelta, ...]:
         """Take a request in. Returns the deltas that refuse it, none when it was accepted."""
@@ -80,6 +88,7 @@ class Intake:
                 return said
             self._check_door()
             ids = check_request(request, self._served.limits)
+            self._check_grammar(request.sampling)
             self._check_room(request.sampling.n)
             self._check_queue(request.believed_queue_tokens)
             keys = self._chain(request)
@@ -88,7 +97,15 @@ class Intake:
             self._counters.refuse(error.error.code or "refused")
             return _refusal(request, error.error)
         attempt = self._register(outlet, request, streams, received_s)
-        self._start(attempt, request, ids, keys)
+        start = partial(self._start, attempt, request, ids, keys)
+        if request.sampling.grammar is None or self.compiling is None:
+            start({})
+        else:
+            outputs = {
+                child.index: ids.outputs[child.index] or () for child in attempt.children.values()
+            }
+            grammar = request.sampling.grammar
+            self.compiling.begin(attempt, grammar, request.salt, outputs, start)
         return ()
 
     def _pass_fence(self, request: CoreRequest) -> tuple[CoreDelta, ...] | None:
@@ -103,6 +120,10 @@ class Intake:
     def _check_door(self) -> None:
         if self.draining:
             raise UserError(_try_elsewhere(503, DRAINING, "The replica is draining."))
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        if params.grammar is not None and self.compiling is None:
+            refuse("This replica can't constrain answers.", param=params.grammar.param)
 
     def _check_room(self, children: int) -> None:
         """The engine bounds its queue in tokens; this bounds the tables of the front."""
@@ -168,17 +189,32 @@ class Intake:
         self._attempts.register(attempt, _patience_s(request))
         return attempt
 
-    def _start(self, attempt: Attempt, request: CoreRequest, ids: Ids, keys: KeyChain) -> None:
+    def _start(
+        self,
+        attempt: Attempt,
+        request: CoreRequest,
+        ids: Ids,
+        keys: KeyChain,
+        grammars: Mapping[int, GrammarState],
+    ) -> None:
         """Submit the children; when one can't be, the whole attempt ends with an error."""
         try:
             for child in tuple(attempt.children.values()):
-                self._engine.submit(self._engine_request(child, request, ids, keys))
+                grammar = grammars.get(child.index)
+                self._engine.submit(self._engine_request(child, request, ids, keys, grammar))
+                if attempt.holds:
+                    self._engine.hold(child.id)
         except Exception as error:
             log.error("the engine did not take a request: %s", type(error).__name__)
             self._attempts.end(attempt, FINISH_ERROR, INTERNAL)
 
     def _engine_request(
-        self, child: Child, request: CoreRequest, ids: Ids, keys: KeyChain
+        self,
+        child: Child,
+        request: CoreRequest,
+        ids: Ids,
+        keys: KeyChain,
+        grammar: GrammarState | None,
     ) -> EngineRequest:
         received_s, budget_ms = child.attempt.received_s, request.e2e_deadline_ms
         return EngineRequest(
@@ -197,6 +233,7 @@ class Intake:
             output=ids.outputs[child.index] or (),
             salt=request.salt,
             public_cut_blocks=request.public_cut_blocks,
+            grammar=grammar,
         )
 
 

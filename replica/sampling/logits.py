@@ -1,7 +1,7 @@
 """From logits to tokens: the order of the sampling chain, for a whole batch at once.
 
-Raw log-probabilities; suppressed ids, bias, penalties; temperature, min-p, top-k, top-p; the draw.
-A row's token depends on its own logits and its own spec only.
+Raw log-probabilities; grammar, suppressed ids, bias, penalties; temperature, min-p, top-k, top-p;
+the draw. A row's token depends on its own logits and its own spec only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from events.output import TokenLogprob
 from replica.sampling.edits import apply_edits, has_edits
+from replica.sampling.masks import apply_grammars
 from replica.sampling.rng import uniforms
 from replica.sampling.truncate import distribution
 from replica.sched.plan import SampleSpec
@@ -39,17 +40,19 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
     """One token for each row of float32 logits [rows, vocab], which may be overwritten."""
     finite = logits.sum(-1).isfinite()
     raw = _raw_logprobs(logits, specs)
+    apply_grammars(logits, specs)
     if any(has_edits(spec) for spec in specs):
         apply_edits(logits, specs)
     left = logits.amax(-1) > float("-inf")
     chosen = _draw_random_rows(logits, specs, _argmax(logits), finite & left)
-    report = _report(raw, chosen, specs)
-    states = zip(finite.tolist(), left.tolist(), chosen.tolist(), report, strict=True)
+    usable = finite & left & (chosen < logits.shape[-1])
+    report = _report(raw, chosen.where(usable, 0), specs)
+    states = zip(finite.tolist(), usable.tolist(), chosen.tolist(), report, strict=True)
     return [
-        Sampled(None, error=NOT_FINITE if not is_finite else NOTHING_LEFT)
-        if not (is_finite and any_left)
-        else Sampled(token_id, logprob)
-        for is_finite, any_left, token_id, logprob in states
+        Sampled(token_id, logprob)
+        if is_usable
+        else Sampled(None, error=NOTHING_LEFT if is_finite else NOT_FINITE)
+        for is_finite, is_usable, token_id, logprob in states
     ]
 
 

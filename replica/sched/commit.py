@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from events.errors import InvariantError
+from events.errors import CoreError, InvariantError
 from events.output import FINISH_LENGTH, FINISH_STOP
 from replica.cache.prefix import Node
 from replica.engine.messages import ChildOutput
 from replica.sched.ledger import Limits
 from replica.sched.lifecycle import Lifecycle
 from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult
-from replica.sched.refusals import engine_failure
+from replica.sched.refusals import engine_failure, grammar_failure
 from replica.sched.request import Request, State
 from replica.sched.tiers import StoredBlock
 
@@ -47,7 +47,7 @@ class Committer:
                 error = "no token for a sampled row"
             if error is not None:
                 request.computed = request.committed
-                self._lifecycle.refuse(request, engine_failure())
+                self._lifecycle.refuse(request, _failure(request))
             else:
                 self._advance(request, row, row_result)
             self._lifecycle.settle(request)
@@ -87,7 +87,7 @@ class Committer:
         self._publish(request)
         if row.sample is not None and result.token_id is not None and not request.over:
             request.tokens.append(result.token_id)
-            self._emit(request, result, result.token_id)
+            self._take_in(request, result, result.token_id)
 
     def take_loaded(self, request: Request, blocks: int) -> None:
         """`blocks` blocks behind its cached prefix came from a tier below, verified."""
@@ -137,9 +137,20 @@ class Committer:
         start = index * self._block_tokens
         return request.tokens[start : start + self._block_tokens].tobytes()
 
-    def _emit(self, request: Request, result: RowResult, token_id: int) -> None:
-        stopped = request.ends_with(token_id)
-        finish = FINISH_STOP if stopped else FINISH_LENGTH if request.remaining <= 0 else None
+    def _take_in(self, request: Request, result: RowResult, token_id: int) -> None:
+        """Follow the grammar, if there is one, and tell. A grammar that can't go on ends the child
+        with the token that completed it: that one is part of the text."""
+        stopped, grammar = request.ends_with(token_id), request.spec.grammar
+        if grammar is not None and not stopped and not grammar.advance((token_id,)):
+            self._lifecycle.refuse(request, _failure(request))
+            return
+        whole = stopped or (grammar is not None and grammar.finished)
+        self._emit(request, result, token_id, stopped, whole)
+
+    def _emit(
+        self, request: Request, result: RowResult, token_id: int, stopped: bool, whole: bool
+    ) -> None:
+        finish = FINISH_STOP if whole else FINISH_LENGTH if request.remaining <= 0 else None
         output = ChildOutput(
             child=request.child,
             token_ids=(token_id,),
@@ -154,3 +165,11 @@ class Committer:
             self._lifecycle.outputs.append(output)
         else:
             self._lifecycle.end(request, output)
+
+
+def _failure(request: Request) -> CoreError:
+    """Why a row failed alone."""
+    grammar = request.spec.grammar
+    if grammar is not None and grammar.failed:
+        return grammar_failure()
+    return engine_failure()

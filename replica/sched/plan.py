@@ -10,6 +10,7 @@ from typing import NewType, Protocol
 
 from events.output import TokenLogprob
 from events.request import SamplingParams
+from replica.grammar.state import GrammarState
 
 PlanId = NewType("PlanId", int)
 ChildId = NewType("ChildId", int)
@@ -23,6 +24,7 @@ class SampleSpec:
     `position` is the absolute position of the token to be sampled: with `seed` it fixes the random
     numbers, so that batch order, preemption and replica make no difference. Histories are empty
     unless a penalty needs them. `suppress_ids` can't be chosen (end tokens below `min_tokens`).
+    `grammar` says what may be chosen at all; it stands still until the plan's commit.
     """
 
     params: SamplingParams
@@ -31,6 +33,7 @@ class SampleSpec:
     prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     suppress_ids: tuple[int, ...] = ()
+    grammar: GrammarState | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,15 @@ def engine_failure() -> CoreError:
     )
 
 
+def grammar_failure() -> CoreError:
+    """Its schema, regex or grammar took more than its share to follow."""
+    return CoreError(
+        status=400,
+        message="The requested output format is too complex to be enforced.",
+        code="grammar_too_complex",
+    )
+
+
 def engine_gone(started: bool) -> CoreError:
     """The engine is closed or dead. `started`: the child has put out tokens already."""
     return CoreError(

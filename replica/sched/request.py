@@ -166,6 +166,7 @@ class Request:
             prompt_ids=spec.prompt if self._penalised else _NO_IDS,
             output_ids=tuple(self.tokens[len(spec.prompt) :]) if self._penalised else _NO_IDS,
             suppress_ids=self._suppress if early else _NO_IDS,
+            grammar=spec.grammar,
         )
 
     def ends_with(self, token_id: int) -> bool:

@@ -19,3 +19,6 @@ class ByteVocabulary:
         if token_id in self.special_ids:
             return b"<|special|>"
         return self._words[token_id - 256]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())

@@ -28,6 +28,7 @@ from replica.front.check import Limits
 from replica.front.intake import Served
 from replica.front.link import LinkSettings
 from replica.front.output import StepQueue
+from replica.grammar.compiler import GrammarCompiler
 from tests.fakes.engine import OnSubmit, ScriptedEngine, never
 from tests.fakes.vocabulary import END_ID, ByteVocabulary
 
@@ -175,7 +176,7 @@ def small_socket(option: int) -> socket.socket:
     return small
 
 
-def served(mailbox_bytes: int) -> Served:
+def served(mailbox_bytes: int, compiler: GrammarCompiler | None) -> Served:
     vocabulary = ByteVocabulary((b"own f", b"ox"))
     return Served(
         limits=Limits(model="m", vocab_size=vocabulary.vocab_size, context_tokens=128),
@@ -184,6 +185,7 @@ def served(mailbox_bytes: int) -> Served:
         cluster_key=CLUSTER_KEY,
         namespace=Namespace(model="m", weights="w", layout=LAYOUT),
         mailbox_bytes=mailbox_bytes,
+        compiler=compiler,
     )
 
 
@@ -198,6 +200,7 @@ async def rig(
     handshake_s: float = 5.0,
     progress_s: float = 30.0,
     name: str = "replica-0",
+    compiler: GrammarCompiler | None = None,
 ) -> AsyncIterator[Rig]:
     """A served front; whatever the test did, nothing is left of it at the end.
 
@@ -209,7 +212,9 @@ async def rig(
     else:
         engine = engine_over(queue)
     link = LinkSettings(name, 5, SECRET, handshake_s, heartbeat_s=30.0, stall_s=stall_s)
-    app = build_front(engine, queue, served(mailbox_bytes), link, Patience(slow_s, progress_s))
+    app = build_front(
+        engine, queue, served(mailbox_bytes, compiler), link, Patience(slow_s, progress_s)
+    )
     runner = app.runner()
     await runner.setup()
     door = small_socket(SO_SNDBUF)
