@@ -16,7 +16,8 @@ from router.dispatch.dispatch import Dispatcher
 from router.dispatch.failover import RetryBudget
 from router.dispatch.jobs import JobMaker
 from router.dispatch.links import Links
-from router.fleet.fleet import Fleet, Pool
+from router.fleet.fleet import Fleet
+from router.fleet.pool import Pool
 from router.openai.limits import limits_of
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import Limits

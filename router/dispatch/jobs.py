@@ -9,7 +9,8 @@ from kvstore.chaincache import ChainCache
 from kvstore.identity import KeyChain, chain
 from router.dispatch.dispatch import Job
 from router.fleet.expected import MAIN
-from router.fleet.fleet import Fleet, Pool
+from router.fleet.fleet import Fleet
+from router.fleet.pool import Pool
 from router.tenancy.deadlines import deadlines_of
 from router.tenancy.prefixes import PublicPrefixes
 from router.tenancy.tenants import Tenant

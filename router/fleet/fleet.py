@@ -8,27 +8,23 @@ boot replaces everything at once. Must not know policies or requests.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from events.load import OWN_ENGINE, DigestShape, ReplicaHello, ReplicaLoad
-from kvstore.identity import KeyChain, Namespace
+from kvstore.identity import KeyChain
+from router.fleet.evidence import Evidence
 from router.fleet.expected import Expectations, Expected, pool_name
 from router.fleet.fits import PoolPrior
-from router.fleet.member import Member, Proof, ReplicaState, ReplicaView
+from router.fleet.member import Member, ReplicaState, ReplicaView
+from router.fleet.pool import Pool, grouped
 from router.fleet.trust import Prediction
 from router.locality.falsehits import FalseHits
 from router.locality.index import DigestIndex
 from router.telemetry.alarms import Alarms, Clock
 
 MAX_REPLICAS = 4_096
-NO_EVENTS_AFTER_S = 9.0
-"""Named within ten seconds, whenever the check comes."""
-STALE_DIGEST_AFTER_S = 5.0
 CHECK_EVERY_S = 0.5
-PROOF_AFTER_S = 1.5
-PROBE_EVERY_S = 1.0
 SILENCE = "silent"
 """The feed's reason for a replica that just isn't heard any more."""
 
@@ -37,20 +33,6 @@ FenceListener = Callable[[str], None]
 
 ChangeListener = Callable[[str], None]
 """Called with the replica's id when something about it may have changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Replicas with one fingerprint: one chain of block keys serves them all. Only our own ones can
-    share the heads of prompts among tenants."""
-
-    name: str
-    revision: str
-    namespace: Namespace
-    block_tokens: int
-    context_tokens: int
-    replicas: tuple[str, ...]
-    public_prefixes: bool = True
 
 
 class Fleet:
@@ -64,7 +46,7 @@ class Fleet:
         self.alarms = Alarms(clock)
         self.roster_version = 0
         self.index = index if index is not None else DigestIndex()
-        self.false_hits = FalseHits()
+        self._evidence = Evidence(self.index, self.alarms)
         if isinstance(expected, Expected):
             expected = Expectations(expected)
         self._expected = expected
@@ -75,7 +57,7 @@ class Fleet:
         self._priors: dict[str, PoolPrior] = {}
         self._listeners: list[FenceListener] = []
         self._watchers: list[ChangeListener] = []
-        self._next_check_s = self._next_probe_s = 0.0
+        self._next_check_s = 0.0
 
     # What the feed tells
 
@@ -105,7 +87,7 @@ class Fleet:
         if member.digest_cursor == (load.digest_generation, load.digest_seq):
             member.digest_at_s = now_s
         self.check()
-        self._probe(now_s)
+        self._evidence.probe(now_s)
 
     def on_digest_reset(
         self,
@@ -196,7 +178,9 @@ class Fleet:
     def link_stalled(self, replica: str, boot: int, stalled: bool) -> None:
         """The link to one life of a replica stands, but nothing comes."""
         if self._current(replica, boot) is not None:
-            self._set(stalled, "replica_stalled", replica, "says nothing: stopped or overloaded")
+            self.alarms.set(
+                stalled, "replica_stalled", replica, "says nothing: stopped or overloaded"
+            )
 
     def replica_failed(self, replica: str, boot: int) -> None:
         """A request failed by the replica's own fault: transport, timeout, 5xx."""
@@ -236,18 +220,15 @@ class Fleet:
             return
         trust = member.trust
         trust.observe(predicted, cached_tokens, ttft_ms)
-        self._set(trust.false_hits, "false_hits", replica, f"trust {trust.value:.2f}")
+        self.alarms.set(trust.false_hits, "false_hits", replica, f"trust {trust.value:.2f}")
 
     def expect_shown(
         self, replica: str, boot: int, chain: KeyChain, public_cut_blocks: int = 0
     ) -> None:
-        """This prompt was just computed there: its head must show in the digest before long. One
-        such proof per replica is under way at a time."""
+        """This prompt was just computed there: its head must show in the digest before long."""
         member = self._current(replica, boot)
-        if member is not None and member.proof is None and len(chain):
-            private = 0 < public_cut_blocks < len(chain)
-            blocks = chain.halves()[[0, public_cut_blocks] if private else [0]]
-            member.proof = Proof(blocks, self._clock() + PROOF_AFTER_S)
+        if member is not None:
+            self._evidence.expect_shown(member, chain, public_cut_blocks, self._clock())
 
     def on_fence(self, listener: FenceListener) -> None:
         """Register for the end of lives."""
@@ -276,16 +257,13 @@ class Fleet:
     def pools(self) -> dict[str, Pool]:
         """Pools with at least one fitting replica, the one with most linked replicas first."""
         if self._pools is None:
-            self._pools = self._grouped()
+            self._pools = grouped(self._members.values())
         return self._pools
 
-    def _grouped(self) -> dict[str, Pool]:
-        groups: dict[str, list[Member]] = {}
-        for member in self._members.values():
-            if not member.misfits:
-                groups.setdefault(member.pool, []).append(member)
-        order = sorted(groups, key=lambda name: (-sum(m.linked for m in groups[name]), name))
-        return {name: _pool(name, groups[name]) for name in order}
+    @property
+    def false_hits(self) -> FalseHits:
+        """How often each digest claims what nobody holds."""
+        return self._evidence.false_hits
 
     @property
     def warm(self) -> bool:
@@ -323,7 +301,7 @@ class Fleet:
             if member.breaker.fade(now_s):
                 self._touch(member.replica)
             if not member.misfits:
-                self._check_evidence(member, now_s)
+                self._evidence.check(member, now_s)
 
     # Inside
 
@@ -392,51 +370,6 @@ class Fleet:
         self._forget_digest(member)
         self.alarms.raise_("bad_digest", member.replica, why)
 
-    def _check_evidence(self, member: Member, now_s: float) -> None:
-        unknown_s = member.unknown_since_s
-        silent = unknown_s is not None and now_s - unknown_s >= NO_EVENTS_AFTER_S
-        silent = silent and member.hello.digests
-        self._set(silent, "no_events", member.replica, "alive, but its cache digest never came")
-        stale = unknown_s is None and now_s - member.digest_at_s >= STALE_DIGEST_AFTER_S
-        self._set(stale, "stale_digest", member.replica, "no word of its cache for seconds")
-
-        if member.proof is not None and now_s >= member.proof.due_s:
-            self._prove(member, member.proof)
-
-    def _probe(self, now_s: float) -> None:
-        """Measured beside the heartbeats, which nobody waits for."""
-        if now_s >= self._next_probe_s:
-            self._next_probe_s = now_s + PROBE_EVERY_S
-            self.false_hits.probe(self.index)
-
-    def _prove(self, member: Member, proof: Proof) -> None:
-        """Only a digest that is known to be newer than the prompt can tell."""
-        member.proof = None
-        if not self.index.known(member.replica) or member.digest_at_s < proof.due_s - PROOF_AFTER_S:
-            return
-        head, *private = (
-            self.index.claimed(block[None])[member.replica] > 0 for block in proof.blocks
-        )
-        member.trust.confirm(head, private[0] if private else None)
-        self._set(
-            member.trust.nothing_matches,
-            "nothing_matches",
-            member.replica,
-            "what it computed never shows in its digest: the two ends name blocks differently",
-        )
-        self._set(
-            member.trust.salt_unknown,
-            "salt_unknown",
-            member.replica,
-            "public heads show in its digest, tenants' own blocks never do",
-        )
-
-    def _set(self, on: bool, name: str, replica: str, detail: str) -> None:
-        if on:
-            self.alarms.raise_(name, replica, detail)
-        else:
-            self.alarms.clear(name, replica)
-
     def _locality(self, member: Member) -> str:
         if self.index.known(member.replica):
             return "digest"
@@ -464,16 +397,3 @@ class Fleet:
             load=member.load,
             hello=member.hello,
         )
-
-
-def _pool(name: str, members: list[Member]) -> Pool:
-    hellos = [member.hello for member in members]
-    return Pool(
-        name=name,
-        revision=members[0].revision,
-        namespace=Namespace.of_hello(hellos[0]),
-        block_tokens=hellos[0].layout.block_tokens,
-        context_tokens=min(hello.context_tokens for hello in hellos),
-        replicas=tuple(sorted(member.replica for member in members)),
-        public_prefixes=any(hello.engine == OWN_ENGINE for hello in hellos),
-    )

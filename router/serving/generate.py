@@ -20,7 +20,7 @@ from router.backends.attempt import ForeignChosenError
 from router.backends.relay import RelayCall
 from router.dispatch.dispatch import Job
 from router.dispatch.failover import Run
-from router.fleet.fleet import Pool
+from router.fleet.pool import Pool
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.completions import CompletionCollector, CompletionStream
 from router.openai.parse import parse_chat, parse_completion

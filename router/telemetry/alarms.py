@@ -80,6 +80,13 @@ class Alarms:
             self._tell(alarm, False)
             log.info("alarm %s for replica %s is over", name, replica)
 
+    def set(self, on: bool, name: str, replica: str, detail: str) -> None:
+        """Turn an alarm on or off, as something is or isn't so."""
+        if on:
+            self.raise_(name, replica, detail)
+        else:
+            self.clear(name, replica)
+
     def forget(self, replica: str) -> None:
         """Turn off whatever is on for a replica that left or began a new life."""
         for key in [key for key in self._active if key[1] == replica]:

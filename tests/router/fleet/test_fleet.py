@@ -8,7 +8,8 @@ import pytest
 
 from events.load import DigestShape
 from router.choice.route import NoReplica
-from router.fleet.fleet import MAX_REPLICAS, STALE_DIGEST_AFTER_S
+from router.fleet.evidence import STALE_DIGEST_AFTER_S
+from router.fleet.fleet import MAX_REPLICAS
 from tests.router.kit import LAYOUT, POOL, SHAPE, World, digest_bits, hello, load, prompt
 
 P = prompt((1, 40))

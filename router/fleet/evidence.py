@@ -1,0 +1,80 @@
+"""Whether what a replica tells of its cache can be so: alarms that come with time, and proofs."""
+
+from __future__ import annotations
+
+from kvstore.identity import KeyChain
+from router.fleet.member import Member, Proof
+from router.locality.falsehits import FalseHits
+from router.locality.index import DigestIndex
+from router.telemetry.alarms import Alarms
+
+NO_EVENTS_AFTER_S = 9.0
+"""Named within ten seconds, whenever the check comes."""
+STALE_DIGEST_AFTER_S = 5.0
+PROOF_AFTER_S = 1.5
+PROBE_EVERY_S = 1.0
+
+
+class Evidence:
+    """Reads the index, writes alarms and the members' trust."""
+
+    def __init__(self, index: DigestIndex, alarms: Alarms) -> None:
+        self.false_hits = FalseHits()
+        self._index = index
+        self._alarms = alarms
+        self._next_probe_s = 0.0
+
+    def expect_shown(
+        self, member: Member, chain: KeyChain, public_cut_blocks: int, now_s: float
+    ) -> None:
+        """This prompt was just computed there: its head must show in the digest before long. One
+        such proof per replica is under way at a time."""
+        if member.proof is None and len(chain):
+            private = 0 < public_cut_blocks < len(chain)
+            blocks = chain.halves()[[0, public_cut_blocks] if private else [0]]
+            member.proof = Proof(blocks, now_s + PROOF_AFTER_S)
+
+    def probe(self, now_s: float) -> None:
+        """Measure false hits: beside the heartbeats, which nobody waits for."""
+        if now_s >= self._next_probe_s:
+            self._next_probe_s = now_s + PROBE_EVERY_S
+            self.false_hits.probe(self._index)
+
+    def check(self, member: Member, now_s: float) -> None:
+        """Raise and clear what time alone decides."""
+        unknown_s = member.unknown_since_s
+        silent = unknown_s is not None and now_s - unknown_s >= NO_EVENTS_AFTER_S
+        silent = silent and member.hello.digests
+        self._alarms.set(
+            silent, "no_events", member.replica, "alive, but its cache digest never came"
+        )
+        stale = unknown_s is None and now_s - member.digest_at_s >= STALE_DIGEST_AFTER_S
+        self._alarms.set(stale, "stale_digest", member.replica, "no word of its cache for seconds")
+
+        if member.proof is not None and now_s >= member.proof.due_s:
+            self._prove(member, member.proof)
+
+    def _prove(self, member: Member, proof: Proof) -> None:
+        """Only a digest that is known to be newer than the prompt can tell."""
+        member.proof = None
+        if (
+            not self._index.known(member.replica)
+            or member.digest_at_s < proof.due_s - PROOF_AFTER_S
+        ):
+            return
+        head, *private = (
+            self._index.claimed(block[None])[member.replica] > 0 for block in proof.blocks
+        )
+        member.trust.confirm(head, private[0] if private else None)
+        self._alarms.set(
+            member.trust.nothing_matches,
+            "nothing_matches",
+            member.replica,
+            "what it computed never shows in its digest: the two ends name blocks differently",
+        )
+        self._alarms.set(
+            member.trust.salt_unknown,
+            "salt_unknown",
+            member.replica,
+            "public heads show in its digest, tenants' own blocks never do",
+        )
