@@ -10,6 +10,16 @@ DeadlineClass = Literal["interactive", "standard", "batch"]
 Degradation = Literal["max_tokens", "n", "logprobs", "batch"]
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+_Some = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+_Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=86_400.0)]
+_Millis = Annotated[float, msgspec.Meta(gt=0.0, le=86_400_000.0)]
+_Delay = Annotated[float, msgspec.Meta(ge=0.0, le=86_400_000.0)]
+_Span = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+_Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+"""Not-a-number is outside all of these bounds too."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,25 +62,25 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     id: str
     host: str = "127.0.0.1"
-    port: int = 0
+    port: _Port = 0
     device: str = "cpu"
     dtype: str = "auto"
     kernel: str = "auto"
-    threads: int = 1
-    block_tokens: int = 16
-    kv_blocks: int = 2048
-    context_tokens: int = 8192
-    max_running: int = 32
-    max_step_tokens: int = 512
-    max_waiting_tokens: int = 262_144
+    threads: _Some = 1
+    block_tokens: _Some = 16
+    kv_blocks: _Some = 2048
+    context_tokens: _Some = 8192
+    max_running: _Some = 32
+    max_step_tokens: _Some = 512
+    max_waiting_tokens: _Some = 262_144
     revision: str = ""
-    digest_bits: int = 65_536
-    digest_k: int = 8
-    digest_tick_ms: float = 50.0
-    heartbeat_ms: float = 250.0
-    hello_ms: float = 2_000.0
-    mailbox_bytes: int = 262_144
-    drain_s: float = 20.0
+    digest_bits: _Some = 65_536
+    digest_k: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
+    digest_tick_ms: _Millis = 50.0
+    heartbeat_ms: _Millis = 250.0
+    hello_ms: _Millis = 2_000.0
+    mailbox_bytes: _Bytes = 262_144
+    drain_s: _Span = 20.0
     kv_events: str = ""
     kv_events_replay: str = ""
 
@@ -91,13 +101,13 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str = ""
     api_key_env: str = ""
     events: Literal["none", "bridge"] = "none"
-    block_tokens: int = 16
+    block_tokens: _Some = 16
     dtype: str = "bfloat16"
-    context_tokens: int = 0
-    kv_blocks: int = 0
-    max_running: int = 256
+    context_tokens: _Count = 0
+    kv_blocks: _Count = 0
+    max_running: _Some = 256
     cache_salt: bool = True
-    idle_connection_s: float = 2.0
+    idle_connection_s: _Seconds = 2.0
 
 
 class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,7 +125,7 @@ class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weight: Annotated[float, msgspec.Meta(ge=0.01, le=1_000.0)] = 1.0
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
     deadline_class: DeadlineClass = "standard"
-    ttft_deadline_ms: Annotated[float, msgspec.Meta(ge=0.0, le=86_400_000.0)] = 0.0
+    ttft_deadline_ms: _Delay = 0.0
     degrade: tuple[Degradation, ...] = ()
 
 
@@ -144,31 +154,31 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     id: str = "router-0"
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: _Port = 8000
     policy: str = "warmroute"
     shadow_policy: str = ""
     admin_key_sha256: str = ""
     link_hosts: tuple[str, ...] = ()
     tls: TlsConfig | None = None
     allow_anonymous: bool = True
-    max_body_bytes: int = 8 * 1024 * 1024
-    max_reading_bytes: int = 256 * 1024 * 1024
-    max_connections: int = 2_000
-    max_inflight_tokens: int = 1_000_000
-    expected_answer_tokens: int = 1_024
-    prefill_ahead_ms: float = 100.0
-    max_queued_requests: int = 1_000
-    max_queued_tokens: int = 500_000
-    request_timeout_s: float = 600.0
-    first_token_timeout_s: float = 120.0
-    stream_buffer_bytes: int = 262_144
-    slow_reader_s: float = 30.0
-    keepalive_s: float = 15.0
-    retries: int = 2
-    decisions_kept: int = 1_024
+    max_body_bytes: _Bytes = 8 * 1024 * 1024
+    max_reading_bytes: _Bytes = 256 * 1024 * 1024
+    max_connections: _Some = 2_000
+    max_inflight_tokens: _Tokens = 1_000_000
+    expected_answer_tokens: _Some = 1_024
+    prefill_ahead_ms: _Delay = 100.0
+    max_queued_requests: _Count = 1_000
+    max_queued_tokens: _Tokens = 500_000
+    request_timeout_s: _Seconds = 600.0
+    first_token_timeout_s: _Seconds = 120.0
+    stream_buffer_bytes: _Bytes = 262_144
+    slow_reader_s: _Seconds = 30.0
+    keepalive_s: _Seconds = 15.0
+    retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
+    decisions_kept: _Some = 1_024
     replicate: bool = True
-    replicate_share: float = 0.05
-    drain_s: float = 20.0
+    replicate_share: _Ratio = 0.05
+    drain_s: _Span = 20.0
 
 
 class RevisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,10 +192,10 @@ class RevisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     name: str
     path: str
-    weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    mirror: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    slo_ttft_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    slo_error_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    weight: _Ratio = 0.0
+    mirror: _Ratio = 0.0
+    slo_ttft_ms: _Delay = 0.0
+    slo_error_ratio: _Ratio = 1.0
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

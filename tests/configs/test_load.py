@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import ConfigError, model_path
+from configs.load import ConfigError, load_cluster, model_path
 from configs.schema import ClusterConfig, ModelConfig, ReplicaConfig, RevisionConfig
 
 CLUSTER = ClusterConfig(
@@ -21,3 +21,23 @@ def test_a_replica_serves_the_model_or_the_revision_that_it_names() -> None:
     assert model_path(CLUSTER, ReplicaConfig(id="r1", revision="next")) == Path("new.gguf")
     with pytest.raises(ConfigError, match="no revision 'lost'"):
         model_path(CLUSTER, ReplicaConfig(id="r2", revision="lost"))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "router.port = 70000",
+        "router.max_body_bytes = -1",
+        "router.max_connections = 0",
+        "router.request_timeout_s = nan",
+        "router.first_token_timeout_s = inf",
+        "router.slow_reader_s = 0",
+        "router.replicate_share = 1.5",
+        "router.retries = -1",
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(setting: str, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'secret = "{"00" * 32}"\n{setting}\n[model]\npath = "m.gguf"\n')
+    with pytest.raises(ConfigError, match=setting.split(" ")[0]):
+        load_cluster(file, environ={})
