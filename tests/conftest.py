@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -78,6 +79,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEFT_OUT] = Counter(why for why in reasons if why)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item, why in zip(items, reasons, strict=True) if not why]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of several tells the one that reports."""
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told["left_out"] = dict(session.config.stash.get(LEFT_OUT, Counter()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each worker collects everything: what one left out all have left out."""
+    node.config.stash[LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
 def pytest_terminal_summary(

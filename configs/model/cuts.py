@@ -43,8 +43,15 @@ def can_cut(spec: Mapping[str, Any]) -> bool:
         and spec["model"].get("dropout") is None
         and all(map(_harmless, stages))
         and any(map(_breaks, stages))
-        and not any(_PLACE.search(row["content"]) for row in spec.get("added_tokens") or ())
+        and not any(map(_reaches_over, spec.get("added_tokens") or ()))
     )
+
+
+def _reaches_over(token: Mapping[str, Any]) -> bool:
+    """It holds such a place, or takes the space behind its last letter with it."""
+    content = token["content"]
+    takes_space = token.get("rstrip") and _PLACE.search(f"{content} a") is not None
+    return bool(takes_space) or _PLACE.search(content) is not None
 
 
 def _stages(part: Any) -> list[Mapping[str, Any]]:

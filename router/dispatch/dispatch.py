@@ -26,6 +26,7 @@ from router.errors import AttemptError, finish_failure, transport_failure
 
 NOTHING = Usage(0, 0, 0)
 LEAST_TIMEOUT_S = 1.0
+LEAST_DEADLINE_MS = 1.0
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ class Job(Struct, frozen=True, kw_only=True):
             ttft_deadline_ms=(
                 None
                 if self.ttft_deadline_ms is None
-                else max(0.0, self.ttft_deadline_ms - 1000 * waited_s)
+                else max(LEAST_DEADLINE_MS, self.ttft_deadline_ms - 1000 * waited_s)
             ),
         )
 

@@ -18,11 +18,13 @@ from router.tenancy.tenant_tally import Tallies, Tally
 from router.tenancy.tenants import Tenant
 
 MINUTE_S = 60.0
+OWED_MIN = 2
+"""Whatever answers came to, and whatever other routers tell, a tenant is back within this time."""
 
 
 class Bucket:
     """At most `per_min` at once, and as much a minute. What came beyond what was expected is owed:
-    the level may be below zero."""
+    the level may be below zero, by what `OWED_MIN` minutes bring at most."""
 
     __slots__ = ("_at_s", "_level", "per_min")
 
@@ -43,7 +45,8 @@ class Bucket:
 
     def take(self, amount: float) -> None:
         """Take it, or with a negative amount give it back."""
-        self._level = min(float(self.per_min), self._level - amount)
+        full = float(self.per_min)
+        self._level = max(-OWED_MIN * full, min(full, self._level - amount))
 
 
 def _bucket(known: Bucket | None, per_min: int, now_s: float) -> Bucket | None:

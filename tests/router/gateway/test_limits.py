@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from configs.schema import TenantPolicy
 from events.errors import UserError
-from router.tenancy.limits import Bucket, Limits
+from router.tenancy.limits import OWED_MIN, Bucket, Limits
 from router.tenancy.tenants import Tenant
 from tests.fakes.replica import stall
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
@@ -170,3 +170,10 @@ async def test_priority_and_deadlines_reach_the_replica(
     asked = house.calls[0].request
     assert (asked.priority, asked.itl_deadline_ms) == (expected[0], expected[2])
     assert asked.ttft_deadline_ms == pytest.approx(expected[1], abs=1_000.0)
+
+
+def test_whatever_others_tell_a_tenant_is_back_within_minutes() -> None:
+    bucket = Bucket(60, 0.0)
+    for _ in range(1_000):
+        bucket.take(10**9)
+    assert bucket.wait_s(1, 0.0) <= 60 * OWED_MIN + 1
