@@ -23,6 +23,7 @@ from router.services import Services
 from router.serving.door import Door
 from router.serving.generate import Generator
 from router.serving.http import add_ids, error_middleware
+from router.serving.lane import Lane
 from router.telemetry.alarms import Alarms
 from router.telemetry.gauges import register_accuracy, register_index
 from router.telemetry.metrics import Metrics, Sample
@@ -201,12 +202,17 @@ def build_app(
         middlewares=[door.middleware, error_middleware(services.metrics)],
         client_max_size=services.config.router.max_body_bytes,
     )
+    generating = (
+        ("/v1/chat/completions", generator.chat),
+        ("/v1/completions", generator.completions),
+    )
+    for path, handler in generating:
+        door.add_express(path, Lane(path, handler, services.metrics))
     app.on_response_prepare.append(add_ids)
     app.on_response_prepare.append(add_limits)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", generator.chat),
-            web.post("/v1/completions", generator.completions),
+            *(web.post(path, handler) for path, handler in generating),
             *_Status(services).routes(),
             *Admin(services).routes(),
             *TenantAdmin(services).routes(),

@@ -6,7 +6,7 @@ error event and nothing else: it never looks like a clean end.
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class ReplyHead:
 
 def new_head(prefix: str, model: str, fingerprint: str) -> ReplyHead:
     """A head with a fresh id ("chatcmpl-..." or "cmpl-..."), whatever ids the client sent."""
-    return ReplyHead(f"{prefix}-{secrets.token_hex(14)}", int(time.time()), model, fingerprint)
+    return ReplyHead(f"{prefix}-{os.urandom(14).hex()}", int(time.time()), model, fingerprint)
 
 
 def error_event(error: CoreError) -> bytes:

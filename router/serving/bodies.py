@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from events.errors import CoreError, UserError
-from router.serving.http import read_body
+from router.serving.http import read_at_once, read_body
 from router.tenancy.pace import retry_after_s
 from router.waiting.held import Held
 
@@ -28,14 +28,22 @@ class Bodies:
         way."""
         announced = request.content_length
         most = request.client_max_size
-        with self._counted(most if announced is None else min(announced, most)):
+        size = most if announced is None else min(announced, most)
+        self._check(size)
+        body = read_at_once(request)
+        if body is not None:
+            return body
+        with self._counted(size):
             return await read_body(request)
+
+    def _check(self, size: int) -> None:
+        if len(self.held) and not self.held.fits(size):
+            raise self._full()
 
     @contextmanager
     def _counted(self, size: int) -> Iterator[None]:
+        self._check(size)
         owner = object()
-        if len(self.held) and not self.held.fits(size):
-            raise self._full()
         self.held.add(owner, size)
         try:
             yield

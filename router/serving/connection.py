@@ -53,11 +53,17 @@ def _closing(error: CoreError) -> web.Response:
     return response
 
 
-def checked(handler: RequestHandler) -> RequestHandler:
-    """`handler` behind the one check that the library makes before the middlewares."""
+def checked(
+    handler: RequestHandler, express: Callable[[web.BaseRequest], RequestHandler | None]
+) -> RequestHandler:
+    """`handler` behind the one check that the library makes before the middlewares. Requests that
+    expect nothing go where `express` says, if anywhere."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+        expected = request.headers.get("Expect")
+        if expected is None:
+            return await (express(request) or handler)(request)
+        if expected.lower() != "100-continue":
             return _closing(_EXPECTATION)
         return await handler(request)
 

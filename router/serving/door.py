@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from router.serving.connection import Connection, checked
+from router.serving.connection import Connection, RequestHandler, checked
 from router.serving.http import Handler
 
 IDLE_S = 75.0
@@ -51,13 +51,22 @@ class Door:
         self._socket: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._idle_since_s: dict[asyncio.BaseProtocol, float] = {}
+        self._express: dict[str, RequestHandler] = {}
+
+    def add_express(self, path: str, handler: Handler) -> None:
+        """POST requests for exactly this path go to `handler` at once, past the application."""
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return await self.middleware(request, handler)
+
+        self._express[path] = handle
 
     async def open(
         self, http: web.Server, host: str, port: int, tls: ssl.SSLContext | None = None
     ) -> None:
         """Listen. Raises OSError when the address can't be used."""
         self._http = http
-        http.request_handler = checked(http.request_handler)
+        http.request_handler = checked(http.request_handler, self._handler_of)
         loop = asyncio.get_running_loop()
         self._socket = await loop.create_server(
             self._protocol, host, port, backlog=BACKLOG, ssl=tls
@@ -96,6 +105,9 @@ class Door:
             return await handler(request)
         finally:
             self._idle_since_s[request.protocol] = self._clock()
+
+    def _handler_of(self, request: web.BaseRequest) -> RequestHandler | None:
+        return self._express.get(request.raw_path) if request.method == "POST" else None
 
     def sweep(self) -> None:
         """Close what has been idle for too long, forget what is gone."""

@@ -6,9 +6,8 @@ managers, so a client that leaves at any stage, which cancels the handler, relea
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,10 +33,12 @@ from router.revisions.revisions import Revision
 from router.services import Services, limits_in
 from router.serving.answers import Answers
 from router.serving.http import request_id
+from router.serving.lane import JsonAnswer
 from router.serving.pump import Pump
 from router.serving.sse import EventWriter, Outbox
 from router.tenancy.degrade import Asked
 from router.tenancy.tenants import Tenant
+from router.waiting.releases import Releases
 
 FOREVER_S = 86_400.0
 DRAIN_RETRY_S = 5.0
@@ -65,7 +66,7 @@ COMPLETION = Route(parse_completion, _render_prompts)
 
 
 def _mint_seed() -> int:
-    return secrets.randbits(62)
+    return int.from_bytes(os.urandom(8), "little") >> 2
 
 
 def _call(
@@ -104,7 +105,7 @@ class Generator:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
-        with ExitStack() as held:
+        with Releases() as held:
             tenant, body = await self._enter(request, held)
             prepared = await self._prepare(request, tenant, body, CHAT)
             asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
@@ -119,7 +120,7 @@ class Generator:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions; several prompts are several runs."""
-        with ExitStack() as held:
+        with Releases() as held:
             tenant, body = await self._enter(request, held)
             prepared = await self._prepare(request, tenant, body, COMPLETION)
             asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
@@ -130,7 +131,7 @@ class Generator:
             call = _call(request, tenant, asked, body)
             return await self._reply(request, answers, reply, call)
 
-    async def _enter(self, request: web.Request, held: ExitStack) -> tuple[Tenant, bytes]:
+    async def _enter(self, request: web.Request, held: Releases) -> tuple[Tenant, bytes]:
         if self._of.lifecycle.draining:
             raise UserError(
                 CoreError(
@@ -215,7 +216,7 @@ class Generator:
             )
         return jobs
 
-    async def _place(self, held: ExitStack, prepared: Prepared) -> Answers:
+    async def _place(self, held: Releases, prepared: Prepared) -> Answers:
         """Admit all prompts of the request or none; nothing is sent before the first `next`."""
         of, retries = self._of, self._settings.retries
         jobs, revision, whole = prepared.jobs, prepared.revision, not prepared.asked.stream
@@ -229,7 +230,7 @@ class Generator:
         may_relay = len(jobs) == 1
         timely = [job.after(admission.waited_s) for job in jobs]
         runs = [Run(job, dispatcher, of.budget, retries, whole, grow, may_relay) for job in timely]
-        return held.enter_context(Answers(runs, revision.name))
+        return held.enter(Answers(runs, revision.name))
 
     async def _reply(
         self,
@@ -260,8 +261,7 @@ class Generator:
         while not answers.done:
             for number, delta in await answers.next(FOREVER_S):
                 reply.feed(delta, number)
-        headers = answers.headers()
-        return web.Response(body=reply.body(), headers=headers, content_type="application/json")
+        return JsonAnswer(reply.body(), answers.headers())
 
     async def _stream(
         self, request: web.Request, answers: Answers, reply: EventStream

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
-import secrets
 import traceback
 from collections.abc import Awaitable, Callable
 
@@ -51,6 +51,20 @@ def _http_error(error: web.HTTPException) -> CoreError:
     return CoreError(status=error.status, message=message, code=code)
 
 
+def read_at_once(request: web.Request) -> bytes | None:
+    """The body where all of it came with the head; None where it has to be waited for, or is
+    refused: read_body says why."""
+    content = request.content
+    if (
+        not content.is_eof()
+        or content.total_bytes > request.client_max_size
+        or "Content-Encoding" in request.headers
+        or content.exception() is not None
+    ):
+        return None
+    return content.read_nowait()
+
+
 async def read_body(request: web.Request) -> bytes:
     """The whole body. Raises UserError: 413 over the bound, 408 when it comes too slowly, 415 when
     it is compressed, 400 when its framing is broken."""
@@ -61,8 +75,6 @@ async def read_body(request: web.Request) -> bytes:
         if (request.content_length or 0) > request.client_max_size:
             # Said at once: the bytes may never come.
             raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length)
-        if request.content.is_eof():  # all of it came with the head: there is nothing to wait for
-            return await request.read()
         async with asyncio.timeout(BODY_TIMEOUT_S):
             return await request.read()
     except TimeoutError:
@@ -91,10 +103,10 @@ def error_middleware(metrics: Metrics) -> Callable[[web.Request, Handler], Await
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[REQUEST_ID] = f"req-{secrets.token_hex(12)}"
+        mint_id(request)
         status = 499
         try:
-            response = await _answer(request, handler)
+            response = await answer(request, handler)
             status = response.status
             return response
         finally:
@@ -103,7 +115,13 @@ def error_middleware(metrics: Metrics) -> Callable[[web.Request, Handler], Await
     return middleware
 
 
-async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+def mint_id(request: web.Request) -> None:
+    """Ours, for logs and answers."""
+    request[REQUEST_ID] = f"req-{os.urandom(12).hex()}"
+
+
+async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What the handler answers, or what is said of its failure."""
     try:
         return await handler(request)
     except UserError as error:
@@ -118,9 +136,14 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(SERVER_ERROR)
 
 
-async def add_ids(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal handler: `x-request-id` echoes a harmless client id, else it is ours."""
+def id_headers(request: web.BaseRequest) -> dict[str, str]:
+    """`x-request-id` echoes a harmless client id, else it is ours."""
     ours = request.get(REQUEST_ID, "")
-    given = request.headers.get("x-request-id", "")
-    response.headers["x-request-id"] = given if _CLIENT_ID.fullmatch(given) else ours
-    response.headers["x-warmroute-request"] = ours
+    given = request.headers.get("x-request-id")
+    echoed = given if given is not None and _CLIENT_ID.fullmatch(given) else ours
+    return {"x-request-id": echoed, "x-warmroute-request": ours}
+
+
+async def add_ids(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler."""
+    response.headers.update(id_headers(request))

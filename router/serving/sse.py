@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.http import StreamWriter
 
 from events.errors import WarmrouteError
+from router.serving.lane import mark
 
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {
@@ -63,6 +64,7 @@ class EventWriter:
     async def open(self, headers: Mapping[str, str]) -> None:
         """Send the head. Raises ReaderGoneError."""
         self.response.headers.update(headers)
+        mark(self._request, self.response.headers)
         try:
             writer = await self.response.prepare(self._request)
         except ConnectionError:

@@ -1,13 +1,12 @@
 """One request's way in: the limits of its tenant, the bounds of the gateway, then its turn.
 
-Everything is held by the request's ExitStack, so whoever leaves, at whatever stage, gives it back.
+Everything is held by the request's Releases, so whoever leaves, at whatever stage, gives it back.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from aiohttp import web
 
@@ -18,6 +17,7 @@ from router.tenancy.gate import Admission, Gate
 from router.tenancy.limits import Account, Limits
 from router.tenancy.tenants import Tenant
 from router.waiting.queue import RequestQueue
+from router.waiting.releases import Releases
 
 RETRY_COUNT_HEADER = "x-stainless-retry-count"
 """OpenAI's clients say how often they have asked already."""
@@ -37,14 +37,14 @@ class Admitter:
         self.client_retries = 0
         self._gate = gate
 
-    def enter(self, held: ExitStack, request: web.Request, tenant: Tenant) -> None:
+    def enter(self, held: Releases, request: web.Request, tenant: Tenant) -> None:
         """Before the body is read. Raises UserError (429, 503)."""
         account = self.limits.account(tenant)
         self.limits.tallies.asked(tenant.name)
         self.client_retries += request.headers.get(RETRY_COUNT_HEADER, "0") != "0"
         request[_ACCOUNT] = account
-        held.enter_context(account.request(tenant.policy.max_concurrent))
-        held.enter_context(self._gate.request())
+        held.enter(account.request(tenant.policy.max_concurrent))
+        held.enter(self._gate.request())
 
     def degrade(
         self, request: web.Request, tenant: Tenant, asked: Asked, room_tokens: int
@@ -57,14 +57,14 @@ class Admitter:
         self.degraded.update(less.names)
         return less.asked, less.tenant
 
-    async def admit(self, held: ExitStack, tenant: Tenant, jobs: Sequence[Job]) -> Admission:
+    async def admit(self, held: Releases, tenant: Tenant, jobs: Sequence[Job]) -> Admission:
         """Before anything is sent: waits for the request's turn. Raises UserError (413, 429)."""
         account = self.limits.account(tenant)
         booked = self._gate.expected_tokens(jobs)
         account.book_tokens(booked)
-        held.callback(self.queue.pump)
+        held.add(self.queue.pump)
         try:
-            admission = held.enter_context(self._gate.admitted(jobs))
+            admission = held.enter(self._gate.admitted(jobs))
             admission.waited_s = await self.queue.wait(tenant, jobs, booked)
         except BaseException as error:
             account.correct_tokens(-booked)
@@ -72,15 +72,20 @@ class Admitter:
             raise
         account.tally.wait.observe(admission.waited_s)
         admission.on_begin = self.queue.pump
-        held.callback(lambda: account.correct_tokens(admission.held_tokens - booked))
+        held.add(lambda: account.correct_tokens(admission.held_tokens - booked))
         return admission
 
 
-async def add_limits(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal handler: x-ratelimit-* on the answers of tenants that have limits, and what was made
-    less of the request."""
+def limit_headers(request: web.BaseRequest) -> dict[str, str]:
+    """x-ratelimit-* on the answers of tenants that have limits, and what was made less of the
+    request."""
     account = request.get(_ACCOUNT)
-    if account is not None:
-        response.headers.update(account.headers())
+    said = {} if account is None else account.headers()
     if names := request.get(_DEGRADED):
-        response.headers[DEGRADED_HEADER] = ", ".join(names)
+        said[DEGRADED_HEADER] = ", ".join(names)
+    return said
+
+
+async def add_limits(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler."""
+    response.headers.update(limit_headers(request))

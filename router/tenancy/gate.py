@@ -8,8 +8,7 @@ import random
 import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
@@ -51,7 +50,9 @@ class Admission:
     """What one request counts for: what was expected of it, or what it has come to.
 
     `held_tokens`: its prompts, and what was generated so far. `waited_s`: for its turn. `on_begin`
-    is called when the first token has come."""
+    is called when the first token has come. Leaving the context manager gives it back."""
+
+    __slots__ = ("_gate", "held_tokens", "on_begin", "tokens", "waited_s")
 
     def __init__(self, gate: Gate, tokens: int, prompt_tokens: int) -> None:
         self.tokens = tokens
@@ -59,6 +60,12 @@ class Admission:
         self.on_begin: Callable[[], None] | None = None
         self.held_tokens = prompt_tokens
         self._gate = gate
+
+    def __enter__(self) -> Admission:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.left(self)
 
     def grow(self, tokens: int) -> None:
         """That many more were generated. Refuses nothing: it is whoever comes next that waits."""
@@ -70,6 +77,21 @@ class Admission:
         if more > 0:
             self.tokens += more
             self._gate.tokens += more
+
+
+class _Inside:
+    """One request that is inside, while its context manager lasts."""
+
+    __slots__ = ("_leave",)
+
+    def __init__(self, leave: Callable[[_Inside], None]) -> None:
+        self._leave = leave
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._leave(self)
 
 
 class Gate:
@@ -134,9 +156,9 @@ class Gate:
         if not self._config.allow_anonymous:
             self.check_admin(headers)
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count one request. Raises UserError (503) over the bound."""
+    def request(self) -> _Inside:
+        """Count one request, until the context manager is left. Raises UserError (503) over the
+        bound."""
         if not self.held.fits(1):
             self.held.refused["full"] += 1
             raise UserError(
@@ -148,24 +170,24 @@ class Gate:
                     retry_after_s=retry_after_s(1.0, self._rng),
                 )
             )
-        owner = object()
-        self.held.add(owner, 1)
+        inside = _Inside(self._leave)
+        self.held.add(inside, 1)
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.held.remove(owner)
-            if not self.requests:
-                self._idle.set()
+        return inside
+
+    def _leave(self, inside: _Inside) -> None:
+        self.held.remove(inside)
+        if not len(self.held):
+            self._idle.set()
 
     def expected_tokens(self, jobs: Sequence[Job]) -> int:
         """What the jobs of a request count for before they run."""
         expected = self._config.expected_answer_tokens
-        return sum(job.expected_tokens(expected) for job in jobs)
+        return sum([job.expected_tokens(expected) for job in jobs])
 
-    @contextmanager
-    def admitted(self, jobs: Sequence[Job]) -> Iterator[Admission]:
-        """Count what the jobs of a request are expected to come to. Raises UserError (413, 429)."""
+    def admitted(self, jobs: Sequence[Job]) -> Admission:
+        """Count what the jobs of a request are expected to come to, until the context manager is
+        left. Raises UserError (413, 429)."""
         tokens = self.expected_tokens(jobs)
         limit = self._config.max_inflight_tokens
         if tokens > limit:
@@ -175,12 +197,12 @@ class Gate:
             self.refused["full"] += 1
             raise self._full(self.tokens + tokens - limit)
         self.tokens += tokens
-        admission = Admission(self, tokens, sum(job.prompt_tokens for job in jobs))
-        try:
-            yield admission
-        finally:
-            self.tokens -= admission.tokens
-            self._drained.add(admission.tokens)
+        return Admission(self, tokens, sum([job.prompt_tokens for job in jobs]))
+
+    def left(self, admission: Admission) -> None:
+        """What it came to is free again."""
+        self.tokens -= admission.tokens
+        self._drained.add(admission.tokens)
 
     def _full(self, excess_tokens: int) -> UserError:
         return UserError(

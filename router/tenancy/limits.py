@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from events.errors import CoreError, UserError
 from router.tenancy.pace import retry_after_s
@@ -110,23 +109,28 @@ class Account:
 
     def follow(self, tenant: Tenant) -> None:
         """Take over the limits of the tenant's policy."""
-        now_s, policy = self._clock(), tenant.policy
+        policy = tenant.policy
+        if not (policy.requests_per_min or policy.tokens_per_min):
+            self._requests = self._tokens = None
+            return
+        now_s = self._clock()
         self._requests = _bucket(self._requests, policy.requests_per_min, now_s)
         self._tokens = _bucket(self._tokens, policy.tokens_per_min, now_s)
 
     def headers(self) -> dict[str, str]:
         """x-ratelimit-*, for the limits that there are."""
-        now_s = self._clock()
         said: dict[str, str] = {}
+        if self._requests is None and self._tokens is None:
+            return said
+        now_s = self._clock()
         if self._requests is not None:
             said |= _headers("requests", self._requests, now_s)
         if self._tokens is not None:
             said |= _headers("tokens", self._tokens, now_s)
         return said
 
-    @contextmanager
-    def request(self, max_concurrent: int) -> Iterator[None]:
-        """Count a request. Raises UserError (429)."""
+    def request(self, max_concurrent: int) -> Account:
+        """Count a request, until the context manager is left. Raises UserError (429)."""
         if max_concurrent and self.inside >= max_concurrent:
             raise self._refusal("concurrency", "requests", f"{max_concurrent} at once", 1.0)
         if self._requests is not None:
@@ -137,10 +141,13 @@ class Account:
             self._requests.take(1)
             self._on_spent(self._name, 1, 0)
         self.inside += 1
-        try:
-            yield
-        finally:
-            self.inside -= 1
+        return self
+
+    def __enter__(self) -> None:
+        """See `request`."""
+
+    def __exit__(self, *_: object) -> None:
+        self.inside -= 1
 
     def book_tokens(self, tokens: int) -> None:
         """Take what a request is expected to come to. Raises UserError (429), or 413 for what the

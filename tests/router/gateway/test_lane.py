@@ -1,0 +1,117 @@
+"""The short way of the generating routes gives what the long one gives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import pytest
+
+from router.waiting.releases import Releases
+from tests.router.gateway.house import CHAT, KEYS, House
+
+EXPECT = b"Expect: 100-continue\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+ROUTE = "/v1/chat/completions"
+VARIES = re.compile(rb"(?m)^(date|x-[a-z-]+|content-length): .*$", re.IGNORECASE)
+
+
+def asking(body: bytes, more: bytes = b"", version: bytes = b"1.1") -> bytes:
+    head = b"POST %b HTTP/%b\r\nHost: x\r\nAuthorization: Bearer %b\r\n%bContent-Length: %d\r\n\r\n"
+    return head % (ROUTE.encode(), version, KEYS["alice"].encode(), more, len(body)) + body
+
+
+async def told(house: House, sent: bytes) -> bytes:
+    """All that comes back, for requests of which the last one ends the connection."""
+    host, port = house.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    answer = await asyncio.wait_for(reader.read(), 15)
+    writer.close()
+    return answer.removeprefix(CONTINUE)
+
+
+def head_lines(answer: bytes) -> list[bytes]:
+    head = answer.partition(b"\r\n\r\n")[0]
+    return sorted(VARIES.sub(rb"\1: ...", head).replace(b"\r", b"").lower().split(b"\n"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [CHAT, {**CHAT, "stream": True}, {**CHAT, "model": "nobody"}, {**CHAT, "n": 0}, []],
+    ids=["whole", "stream", "404", "400", "no object"],
+)
+async def test_both_ways_say_the_same_head_and_count_the_same(house: House, body: object) -> None:
+    data = json.dumps(body).encode()
+    short = await told(house, asking(data, b"Connection: close\r\n"))
+    long = await told(house, asking(data, b"Connection: close\r\n" + EXPECT))
+    assert head_lines(short) == head_lines(long)
+    assert b"x-request-id: ..." in head_lines(short)
+    status = short.split()[1].decode()
+    line = f'warmroute_requests_total{{route="{ROUTE}",status="{status}"}} 2.0'
+    assert line in house.services.metrics.text().decode()
+    await house.settled()
+
+
+async def test_an_old_client_is_told_whether_the_connection_stays(house: House) -> None:
+    data = json.dumps(CHAT).encode()
+    old = await told(house, asking(data, version=b"1.0"))
+    assert old.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert not any(line.startswith(b"connection:") for line in head_lines(old))
+    kept = asking(data, b"Connection: keep-alive\r\n", b"1.0") + asking(data, version=b"1.0")
+    first, second = (await told(house, kept)).split(b"HTTP/1.0 200 OK\r\n")[1:]
+    assert b"Connection: keep-alive" in first
+    assert b"Connection:" not in second
+
+
+async def test_requests_one_behind_the_other_are_answered_in_order(house: House) -> None:
+    data = json.dumps(CHAT).encode()
+    several = [asking(data, b"x-request-id: mine-%d\r\n" % n) for n in range(8)]
+    last = asking(data, b"x-request-id: mine-8\r\nConnection: close\r\n")
+    answer = await told(house, b"".join([*several, last]))
+    ids = re.findall(rb"x-request-id: (\S+)", answer)
+    assert ids == [b"mine-%d" % n for n in range(9)]
+    await house.settled()
+
+
+async def test_a_body_in_chunks_and_one_that_comes_late_are_read(house: House) -> None:
+    data = json.dumps(CHAT).encode()
+    head = asking(b"", b"Connection: close\r\n").replace(
+        b"Content-Length: 0", b"Transfer-Encoding: chunked"
+    )
+    answer = await told(house, head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    host, port = house.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    sent = asking(data, b"Connection: close\r\n")
+    for part in (sent[:20], sent[20:-30], sent[-30:]):
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(0)
+    assert (await asyncio.wait_for(reader.read(), 15)).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    await house.settled()
+
+
+async def test_a_body_over_the_bound_in_chunks_is_413(house: House) -> None:
+    most = house.services.config.router.max_body_bytes
+    head = asking(b"", b"Connection: close\r\n").replace(
+        b"Content-Length: 0", b"Transfer-Encoding: chunked"
+    )
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    answer = await told(house, head + chunk * (most // 0x10000 + 1) + b"0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+def test_all_is_given_back_the_last_taken_first_whatever_one_of_them_raises() -> None:
+    given: list[int] = []
+
+    def broken() -> None:
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError), Releases() as held:
+        held.add(lambda: given.append(1))
+        held.add(broken)
+        held.add(lambda: given.append(2))
+    assert given == [2, 1]
