@@ -67,3 +67,10 @@ def test_scenarios_have_names_of_their_own_and_traces_that_can_be_made() -> None
 def test_an_unknown_scenario_is_refused() -> None:
     with pytest.raises(CommandError, match="unknown scenario 'noon'"):
         main(["noon"])
+
+
+def test_one_policy_alone_is_no_comparison_and_tells_how_long_it_took() -> None:
+    of = {**result(warmroute={"ttft_mean_s": 9.0}), "cpu_s": {"warmroute": 41.6}}
+    text = book([(SCENARIO, of)], [], "v.")
+    assert "lowest mean TTFT in 0 of 0" in text
+    assert "42 s of one core's CPU" in text

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import platform
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -54,38 +55,51 @@ def _one(scenario: Scenario, policy: str, data: Path) -> dict[str, Any]:
     """One policy in one scenario, in a process of its own."""
     file = data / scenario.trace
     trace = load_trace(str(file) if file.exists() else scenario.trace)
+    trace = replace(trace, calls=trace.calls[: scenario.first])
     settings = replace(BASE, **scenario.changes)
-    return simulate(trace, settings, [policy], scenario.slo_ttft_s, scenario.capacity_slo_s)
+    began_s = time.process_time()
+    result = simulate(trace, settings, [policy], scenario.slo_ttft_s, scenario.capacity_slo_s)
+    return result | {"cpu_s": {policy: round(time.process_time() - began_s, 1)}}
 
 
-def _run(scenarios: Sequence[Scenario], policies: Sequence[str], data: Path, jobs: int) -> None:
+def _run(
+    scenarios: Sequence[Scenario], policies: Sequence[str] | None, data: Path, jobs: int
+) -> None:
     """Each scenario's figures go to a file as soon as all its policies are done."""
+    wanted = [[p for p in s.policies if policies is None or p in policies] for s in scenarios]
     with (
         ProcessPoolExecutor(jobs, get_context("spawn"), gc.disable) as pool,
         Progress(transient=True) as progress,
     ):
-        task = progress.add_task("policies", total=len(scenarios) * len(policies))
-        futures = [[pool.submit(_one, s, name, data) for name in policies] for s in scenarios]
+        task = progress.add_task("policies", total=sum(map(len, wanted)))
+        futures = [
+            [pool.submit(_one, scenario, name, data) for name in names]
+            for scenario, names in zip(scenarios, wanted, strict=True)
+        ]
         for scenario, waiting in zip(scenarios, futures, strict=True):
             parts = []
             for future in waiting:
                 parts.append(future.result())
                 progress.advance(task)
-            _file(scenario).write_text(json.dumps(_merged(scenario, parts), indent=2) + "\n")
+            if parts:
+                merged = _merged(scenario, parts)
+                _file(scenario).write_text(json.dumps(merged, indent=2) + "\n")
 
 
 def _merged(scenario: Scenario, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The new figures, and those of other policies that were made with the same settings."""
-    settings, figures = parts[0]["settings"], {}
+    settings = parts[0]["settings"]
+    figures: dict[str, Any] = {}
+    cpu_s: dict[str, float] = {}
     if _file(scenario).exists():
         former = json.loads(_file(scenario).read_text())
-        figures = former["policies"] if former["settings"] == settings else {}
+        if former["settings"] == settings:
+            figures, cpu_s = former["policies"], former.get("cpu_s", {})
     for part in parts:
         figures |= part["policies"]
-    return {
-        "settings": settings,
-        "policies": {name: figures[name] for name in EVERY if name in figures},
-    }
+        cpu_s |= part["cpu_s"]
+    order = [name for name in EVERY if name in figures]
+    return {"settings": settings, "policies": {n: figures[n] for n in order}, "cpu_s": cpu_s}
 
 
 def _file(scenario: Scenario) -> Path:
@@ -109,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     OUT.mkdir(exist_ok=True)
     try:
         chosen = [known[name] for name in flags.scenarios or known]
-        _run(chosen, flags.policy or EVERY, flags.data, flags.jobs)
+        _run(chosen, flags.policy, flags.data, flags.jobs)
     except TraceError as error:
         raise CommandError(f"{error} (--data names the folder of the traces)") from error
     results = [(s, json.loads(_file(s).read_text())) for s in ALL if _file(s).exists()]

@@ -7,6 +7,7 @@ from typing import Any
 
 from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES
+from tools.sim.simulate import EVERY, OURS
 
 CONVERSATION = "mooncake_conversation_2000.jsonl"
 SYNTHETIC = "mooncake_synthetic_full_min.jsonl"
@@ -14,6 +15,11 @@ AGENTS = "agents:kinds=16,rates=3,stage_s=60,turns=5,think_s=6"
 LADDER = "groups:rates=4/8/12,stage_s=15,arrival=constant"
 KV_TOKENS = 1_048_576
 SMALL_KV_TOKENS = 131_072
+RIVALS = (
+    *(OURS, "block_cost", "bounded_hash", "least_load"),
+    *("longest_prefix", "preble", "weighted"),
+)
+"""Where each policy is simulated again and again: without random, round robin, two choices."""
 PUBLISHED_LADDER = (
     "150 groups of 5 prompts, system 6,000, question 1,200, output 1,000 tokens. llm-d publishes "
     "(8 x Qwen 32B on 2 x H100 each; 8,730 output tokens/s, 8.7 such answers a second) a TTFT p90 "
@@ -23,8 +29,9 @@ PUBLISHED_LADDER = (
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`trace` is a file of the data folder or a generated one; `changes` are of the simulation's
-    settings; `note` says what the table alone would not."""
+    """`trace` is a file of the data folder or a generated one, of which only the `first` requests
+    are played where that is given; `changes` are of the simulation's settings; `note` says what the
+    table alone would not."""
 
     name: str
     title: str
@@ -33,6 +40,8 @@ class Scenario:
     note: str = ""
     slo_ttft_s: float = 2.0
     capacity_slo_s: float | None = None
+    first: int | None = None
+    policies: tuple[str, ...] = EVERY
 
 
 def _mooncake(name: str, trace: str, load: float) -> Scenario:
@@ -41,6 +50,19 @@ def _mooncake(name: str, trace: str, load: float) -> Scenario:
         f"Mooncake's {name} trace at {load:g} of the no-cache capacity",
         trace,
         {"load": load, "kv_tokens": KV_TOKENS},
+    )
+
+
+def _mooncake_capacity(name: str, trace: str, first: int) -> Scenario:
+    return Scenario(
+        f"{name}-capacity",
+        f"Mooncake's {name} trace: the highest load at which p90 TTFT stays within 2 s",
+        trace,
+        {"load": 0.75, "kv_tokens": KV_TOKENS // 4},
+        f"Shortened: the first {first} requests over a quarter of the caches, by bisection to 3 %.",
+        capacity_slo_s=2.0,
+        first=first,
+        policies=RIVALS,
     )
 
 
@@ -85,5 +107,14 @@ ALL = (
         AGENTS.replace("stage_s=60", "stage_s=15"),
         {"load": 0.75, "kv_tokens": SMALL_KV_TOKENS},
         capacity_slo_s=1.0,
+    ),
+    _mooncake_capacity("conversation", CONVERSATION, 500),
+    _mooncake_capacity("synthetic", SYNTHETIC, 1_000),
+    Scenario(
+        "large",
+        "Twelve thousand requests of agents over eight replicas: how long that takes to simulate",
+        "agents:kinds=16,rates=20,stage_s=120,turns=5,think_s=6",
+        {"load": 0.75, "kv_tokens": KV_TOKENS},
+        policies=(OURS,),
     ),
 )

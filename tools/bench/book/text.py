@@ -55,7 +55,9 @@ def wins(result: Result) -> list[Win]:
     policies = result["policies"]
     ours = policies[OURS]
     peers = {name: f for name, f in policies.items() if name not in (OURS, CLAIRVOYANT)}
-    found = []
+    found: list[Win] = []
+    if not peers:
+        return found
     for key, figure in (LOWER | HIGHER).items():
         if key not in ours:
             continue
@@ -81,7 +83,8 @@ def book(results: Sequence[tuple[Scenario, Result]], lacking: Sequence[str], ver
 
 
 def _verdict(results: Sequence[tuple[Scenario, Result]]) -> str:
-    found = [(scenario, wins(result)) for scenario, result in results]
+    compared = [(s, result) for s, result in results if len(result["policies"]) > 1]
+    found = [(scenario, wins(result)) for scenario, result in compared]
     best = sum(not any(win.figure == LOWER["ttft_mean_s"] for win in won) for _, won in found)
     lost = [
         f"{scenario.title}: " + ", ".join(map(str, won)) + "." for scenario, won in found if won
@@ -99,10 +102,17 @@ def _section(scenario: Scenario, result: Result) -> str:
     rows = [head, ["---", *["---:"] * len(shown)]]
     rows += [cells(name, figures, shown) for name, figures in policies.items()]
     lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return "\n\n".join(filter(None, (f"## {scenario.title}", _setting(of), scenario.note, lines)))
+    notes = " ".join(filter(None, (scenario.note, _cpu(result))))
+    return "\n\n".join(filter(None, (f"## {scenario.title}", _setting(of), notes, lines)))
 
 
 def _setting(of: dict[str, Any]) -> str:
     """What can't be seen in the heading."""
     words = [title(of), f"{of['kv_tokens']:,} KV tokens each", f"seed {of['seed']}"]
     return f"`{'; '.join(words)}`"
+
+
+def _cpu(result: Result) -> str:
+    """What it took to simulate."""
+    cpu_s = result.get("cpu_s", {})
+    return f"Simulated in {max(cpu_s.values()):.0f} s of one core's CPU a policy." if cpu_s else ""
