@@ -32,7 +32,7 @@ def round_up(size: int, unit: int = UNIT_BYTES) -> int:
 class Segment:
     """`slot_bytes` bytes for slots; offsets count from the first of them."""
 
-    def __init__(self, slot_bytes: int, fd: int | None) -> None:
+    def __init__(self, slot_bytes: int, fd: int | None, keep_fd: bool = True) -> None:
         """Maps `fd`, which stays the caller's where this raises, or memory of this process alone.
 
         Raises StoreError when the file is smaller than it must be.
@@ -45,7 +45,7 @@ class Segment:
         if fd is not None and os.fstat(fd).st_size != total:
             raise StoreError("the arena's memory is not as large as it was said to be")
         self._map = mmap.mmap(-1 if fd is None else fd, total)
-        self.fd = fd
+        self.fd = fd if keep_fd else None
         raw: Bytes = np.frombuffer(self._map, np.uint8)
         self._generations = raw[: self._table_bytes].view(np.uint64)
         self._slots = raw[self._table_bytes :]
@@ -75,6 +75,17 @@ class Segment:
     def private(cls, slot_bytes: int) -> Segment:
         """New memory of this process alone."""
         return cls(slot_bytes, None)
+
+    @classmethod
+    def attached(cls, fd: int, slot_bytes: int) -> Segment:
+        """The memory of another process. `fd` is closed, whatever happens: the mapping keeps the
+        memory. Raises StoreError."""
+        try:
+            return cls(slot_bytes, fd, keep_fd=False)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"the arena's memory can't be mapped: {error}") from error
+        finally:
+            os.close(fd)
 
     def slot(self, offset: int, size: int) -> Bytes:
         """The bytes of one slot. Raises ValueError outside of the arena."""
