@@ -8,6 +8,7 @@ import msgspec
 
 DeadlineClass = Literal["interactive", "standard", "batch"]
 Degradation = Literal["max_tokens", "n", "logprobs", "batch"]
+Eviction = Literal["segmented", "lru"]
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 _Some = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
@@ -56,6 +57,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     dtype: "auto" is bfloat16 where the CPU has AMX or AVX512-BF16 (or on CUDA), else float32.
     kernel: "auto" takes the native CPU kernel where a compiler is found, "torch" never does.
+    eviction: "segmented" keeps cached blocks that were used again out of reach of those that were
+    not; "lru" is there for comparison.
     kv_events, kv_events_replay: ZMQ addresses on this machine (tcp://127.0.0.1:5557, ipc://...) at
     which the cache's changes are published as vLLM does, token ids in clear; empty for none.
     """
@@ -73,6 +76,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_running: _Some = 32
     max_step_tokens: _Some = 512
     max_waiting_tokens: _Some = 262_144
+    eviction: Eviction = "segmented"
     revision: str = ""
     digest_bits: _Some = 65_536
     digest_k: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8

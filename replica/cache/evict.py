@@ -1,43 +1,111 @@
-"""Which cached block goes first: the least recently used one, tails before heads.
+"""In which order idle cached blocks would go. Every order here is prefix-closed without any search.
 
 Requests give their blocks back from tail to head, and whoever holds a block holds all blocks before
-it. So a node always enters the queue behind every descendant that is in it, and the front is always
-a node without resident children: the cache stays prefix-closed without any search.
+it. So within one queue a node always enters behind every descendant that is in it. A node that was
+used again has only ancestors that were used again, so it never outlasts one of them either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Protocol
 
-T = TypeVar("T")
+from configs.schema import Eviction
+from replica.cache.node import Node
+
+PROTECTED_SHARE = 0.5
+"""Of the pool: how many blocks that were used again outlast those that were not."""
 
 
-class LruQueue(Generic[T]):
-    """Idle nodes, least recently used first; every operation takes constant time."""
+class EvictionOrder(Protocol):
+    """Idle nodes, next to be evicted first; every operation takes constant time on average."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Node]: ...
+
+    def __contains__(self, node: Node) -> bool: ...
+
+    def push(self, node: Node) -> None:
+        """`node` was used last."""
+
+    def remove(self, node: Node) -> None:
+        """`node` is in use again, or gone. Raises KeyError when it is not here."""
+
+    def first(self) -> Node:
+        """The one to evict. Raises StopIteration when empty."""
+
+
+class LruQueue:
+    """The least recently used first."""
 
     def __init__(self) -> None:
-        self._items: dict[T, None] = {}
+        self._nodes: dict[Node, None] = {}
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._nodes)
 
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._items)
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes)
 
-    def __contains__(self, item: T) -> bool:
-        return item in self._items
+    def __contains__(self, node: Node) -> bool:
+        return node in self._nodes
 
-    def push(self, item: T) -> None:
-        """`item` was used last."""
-        self._items[item] = None
+    def push(self, node: Node) -> None:
+        """See EvictionOrder."""
+        self._nodes[node] = None
 
-    def remove(self, item: T) -> None:
-        """`item` is in use again. Raises KeyError when it is not in the queue."""
-        del self._items[item]
+    def remove(self, node: Node) -> None:
+        """See EvictionOrder."""
+        del self._nodes[node]
 
-    def pop_oldest(self) -> T:
-        """The one to evict. Raises StopIteration when empty."""
-        item = next(iter(self._items))
-        del self._items[item]
-        return item
+    def first(self) -> Node:
+        """See EvictionOrder."""
+        return next(iter(self._nodes))
+
+
+class SegmentedQueue:
+    """Segmented LRU (Karedla, Love and Wherry 1994): prompts that nobody repeats, however many,
+    push out only each other and what `protected_blocks` blocks that were used again leave of the
+    pool. What is pushed out of the protected segment gets one more round in the other."""
+
+    def __init__(self, protected_blocks: int) -> None:
+        self._protected_blocks = protected_blocks
+        self._probation = LruQueue()
+        self._protected = LruQueue()
+
+    def __len__(self) -> int:
+        return len(self._probation) + len(self._protected)
+
+    def __iter__(self) -> Iterator[Node]:
+        yield from self._probation
+        yield from self._protected
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._probation or node in self._protected
+
+    def push(self, node: Node) -> None:
+        """See EvictionOrder."""
+        if not node.reused:
+            self._probation.push(node)
+            return
+        self._protected.push(node)
+        if len(self._protected) > self._protected_blocks:
+            oldest = self._protected.first()
+            self._protected.remove(oldest)
+            self._probation.push(oldest)
+
+    def remove(self, node: Node) -> None:
+        """See EvictionOrder."""
+        (self._probation if node in self._probation else self._protected).remove(node)
+
+    def first(self) -> Node:
+        """See EvictionOrder."""
+        return (self._probation or self._protected).first()
+
+
+def eviction_order(eviction: Eviction, total_blocks: int) -> EvictionOrder:
+    """An empty order for a pool of `total_blocks` blocks."""
+    if eviction == "lru":
+        return LruQueue()
+    return SegmentedQueue(int(PROTECTED_SHARE * total_blocks))

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from events.errors import InvariantError
+from replica.cache.node import NOBODY, Node
 from replica.cache.pool import BlockPool, BlockState
-from replica.cache.prefix import Node, PrefixCache
+from replica.cache.prefix import PrefixCache
 
 
 def require(holds: bool, promise: str) -> None:
@@ -67,13 +68,38 @@ def _check_owners(cache: PrefixCache) -> None:
 
 
 def _check_idle(cache: PrefixCache) -> None:
-    idle = cache.idle()
+    idle = cache.idle.nodes()
     require(len(idle) == cache.pool.count(BlockState.CACHED), "idle nodes are the cached blocks")
-    place = {id(node): index for index, node in enumerate(idle)}
+    _check_order(idle)
+    places = {id(node) for node in idle}
     for node in idle:
         require(cache.pool.refs(node.copies[0]) == 0, "nobody uses an idle node")
+    for node in cache.nodes().values():
+        if id(node) not in places and node.parent is not None:
+            require(id(node.parent) not in places, "a node in use keeps its parent in use")
+    _check_tenants(cache, idle)
+
+
+def _check_order(idle: Sequence[Node]) -> None:
+    place = {id(node): index for index, node in enumerate(idle)}
+    for node in idle:
         if node.parent is not None and id(node.parent) in place:
             require(place[id(node)] < place[id(node.parent)], "tails are evicted before heads")
-    for node in cache.nodes().values():
-        if id(node) not in place and node.parent is not None:
-            require(id(node.parent) not in place, "a node in use keeps its parent in use")
+
+
+def _check_tenants(cache: PrefixCache, idle: Sequence[Node]) -> None:
+    nodes = cache.nodes().values()
+    resident = Counter(node.tenant for node in nodes if node.tenant != NOBODY)
+    require(resident == cache.idle.resident, "each tenant's blocks are counted right")
+    for node in nodes:
+        parent = node.parent
+        if parent is not None and parent.tenant != NOBODY:
+            require(node.tenant == parent.tenant, "what is behind a tenant's node is its own")
+    own = cache.idle.nodes_of()
+    require(
+        sum(map(len, own.values())) == sum(node.tenant != NOBODY for node in idle),
+        "own ones are all listed",
+    )
+    for tenant, order in own.items():
+        require(all(node.tenant == tenant for node in order), "a tenant's order holds its own")
+        _check_order(order)

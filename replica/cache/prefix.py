@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
+from configs.schema import Eviction
 from events.errors import InvariantError
-from replica.cache.evict import LruQueue
+from replica.cache.idle import IdleNodes
 from replica.cache.journal import Journal
+from replica.cache.node import Node
 from replica.cache.pool import BlockPool, BlockState
 
 
@@ -28,19 +30,6 @@ class CacheWatcher(Protocol):
 
     def removed(self, key: bytes) -> None:
         """Its last copy is gone."""
-
-
-class Node:
-    """One logical block. `children` counts resident nodes whose parent this is."""
-
-    __slots__ = ("children", "copies", "key", "parent", "tokens")
-
-    def __init__(self, key: bytes, tokens: bytes, parent: Node | None) -> None:
-        self.key = key
-        self.tokens = tokens
-        self.parent = parent
-        self.children = 0
-        self.copies: list[int] = []
 
 
 class Lease:
@@ -70,9 +59,13 @@ class Lease:
             self._close()
             self._cache.release(self.blocks)
 
-    def take(self) -> tuple[list[int], list[Node]]:
-        """Blocks and nodes now belong to the caller, who releases the blocks."""
+    def take(self, tenant: str, again: bool = False) -> tuple[list[int], list[Node]]:
+        """Blocks and nodes now belong to the caller, who releases the blocks.
+
+        `again`: a request finds its own blocks after a preemption, which is no reuse.
+        """
         self._close()
+        self._cache.used(self.nodes, tenant, again)
         return self.blocks, self.nodes
 
     def _close(self) -> None:
@@ -85,7 +78,13 @@ class Lease:
 class PrefixCache:
     """Owns the pool: every block comes from `allocate` or a lease and goes back by `release`."""
 
-    def __init__(self, pool: BlockPool, journal: Journal, block_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        journal: Journal,
+        block_tokens: int,
+        eviction: Eviction = "segmented",
+    ) -> None:
         self.pool = pool
         self.journal = journal
         self.open_leases = 0
@@ -95,7 +94,7 @@ class PrefixCache:
         self._block_bytes = 4 * block_tokens
         self._nodes: dict[bytes, Node] = {}
         self._owners: dict[int, Node] = {}
-        self._idle: LruQueue[Node] = LruQueue()
+        self._idle = IdleNodes(eviction, pool.total_blocks)
 
     @property
     def available(self) -> int:
@@ -120,17 +119,26 @@ class PrefixCache:
     def allocate(self, count: int) -> list[int]:
         """Private blocks, evicting as needed. Raises InvariantError beyond `available`."""
         while self.pool.count(BlockState.FREE) < count and self._idle:
-            self._evict(self._idle.pop_oldest())
+            self._evict(self._idle.pop())
         return self.pool.take(count)
 
-    def publish(self, parent: Node | None, key: bytes, tokens: bytes, block: int) -> Node | None:
-        """A private block, fully computed and committed, becomes visible behind `parent`.
+    def used(self, nodes: Sequence[Node], tenant: str, again: bool = False) -> None:
+        """A request of `tenant` goes on from these nodes; `again`: not for the first time."""
+        for node in nodes:
+            self._idle.use(node, tenant, again)
+
+    def publish(
+        self, parent: Node | None, key: bytes, tokens: bytes, block: int, tenant: str
+    ) -> Node | None:
+        """A private block of `tenant`, fully computed and committed, becomes visible behind
+        `parent`.
 
         None on a key collision: then the block stays private, and so must what follows it.
         """
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = Node(key, tokens, parent)
+            node = self._nodes[key] = Node(key, tokens, parent, tenant)
+            self._idle.enter(node)
             if parent is not None:
                 parent.children += 1
             self.journal.stored(key)
@@ -139,12 +147,11 @@ class PrefixCache:
         elif node.parent is not parent or node.tokens != tokens:
             self.collisions += 1
             return None
+        else:
+            self._join(node, tenant)
         self.pool.publish(block)
         node.copies.append(block)
         self._owners[block] = node
-        if node in self._idle:
-            self._idle.remove(node)
-            self._forget_copy(node, node.copies[0])
         return node
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -164,7 +171,7 @@ class PrefixCache:
         """Drop every cached block that nobody uses; returns how many."""
         dropped = len(self._idle)
         while self._idle:
-            self._evict(self._idle.pop_oldest())
+            self._evict(self._idle.pop())
         if not self._nodes:
             self.journal.cleared()
         return dropped
@@ -181,9 +188,10 @@ class PrefixCache:
         """The index, for the invariant check."""
         return self._nodes
 
-    def idle(self) -> list[Node]:
-        """Nodes that nobody uses, next to be evicted first; for the invariant check."""
-        return list(self._idle)
+    @property
+    def idle(self) -> IdleNodes:
+        """Nodes that nobody uses; for the invariant check."""
+        return self._idle
 
     def _match(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> list[Node]:
         found: list[Node] = []
@@ -204,6 +212,13 @@ class PrefixCache:
         if self.pool.refs(block) == 0:
             self._idle.remove(node)
         self.pool.share(block)
+
+    def _join(self, node: Node, tenant: str) -> None:
+        """One more request made a block that is there already; an idle copy leaves for it."""
+        if node in self._idle:
+            self._idle.remove(node)
+            self._forget_copy(node, node.copies[0])
+        self._idle.use(node, tenant)
 
     def _settle(self, node: Node, block: int) -> None:
         """A copy lost its last reader: the only one stays cached, a surplus one is freed."""

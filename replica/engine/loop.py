@@ -67,6 +67,7 @@ class EngineThread:
             ),
             next_key=partial(block_key, cluster_key),
             after_commit=check_scheduler if check else None,
+            eviction=config.eviction,
         )
         self.broken_invariants = 0
         self.failed_plans = 0

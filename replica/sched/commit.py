@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from events.errors import CoreError, InvariantError
 from events.output import FINISH_LENGTH, FINISH_STOP
-from replica.cache.prefix import Node
+from replica.cache.node import Node
 from replica.engine.messages import ChildOutput
 from replica.sched.ledger import Limits
 from replica.sched.lifecycle import Lifecycle
@@ -105,7 +105,7 @@ class Committer:
                 request.keys.append(request.next_parent)
             parent = request.nodes[-1] if index else None
             node = self._lifecycle.cache.publish(
-                parent, request.keys[index], tokens, request.blocks[index]
+                parent, request.keys[index], tokens, request.blocks[index], request.spec.tenant
             )
             if node is None:
                 request.sealed = True

@@ -204,7 +204,8 @@ class Planner:
 
     def _start(self, request: Request, lease: Lease, now_s: float) -> None:
         hit_tokens = len(lease) * self._limits.block_tokens
-        request.attach(*lease.take(), self._limits.block_tokens)
+        taken = lease.take(request.spec.tenant, again=request.preemptions > 0)
+        request.attach(*taken, self._limits.block_tokens)
         if not request.scheduled_s:
             request.scheduled_s = now_s
             self.prompt_tokens += request.prompt_tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from enum import Enum, auto
 
-from replica.cache.prefix import Node
+from replica.cache.node import Node
 from replica.engine.messages import EngineRequest
 from replica.sched.order import Rank
 from replica.sched.plan import ChildId, SampleSpec

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from configs.schema import Eviction
 from events.errors import InvariantError
 from replica.cache.journal import Journal
 from replica.cache.pool import BlockPool
@@ -39,10 +40,12 @@ class Scheduler:
         policy: Policy = first_come,
         after_commit: Callable[[Scheduler], None] | None = None,
         tiers: Tiers | None = None,
+        eviction: Eviction = "segmented",
     ) -> None:
         self.limits = limits
         self.journal = Journal()
-        self.cache = PrefixCache(BlockPool(limits.total_blocks), self.journal, limits.block_tokens)
+        pool = BlockPool(limits.total_blocks)
+        self.cache = PrefixCache(pool, self.journal, limits.block_tokens, eviction)
         self.table = RequestTable()
         self.timing = Timing()
         self.lifecycle = Lifecycle(self.table, self.cache, tiers)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from configs.schema import Eviction
 from events.cache import CacheOp
 from events.errors import InvariantError
 from replica.cache.invariants import check_cache
 from replica.cache.journal import Journal
+from replica.cache.node import Node
 from replica.cache.pool import BlockPool, BlockState
-from replica.cache.prefix import Node, PrefixCache
+from replica.cache.prefix import PrefixCache
 
 BLOCK_TOKENS = 2
 
@@ -22,11 +24,13 @@ def block_of(name: str) -> bytes:
 class Tables:
     """A cache, and the block tables of its users."""
 
-    def __init__(self, total_blocks: int = 8) -> None:
-        self.cache = PrefixCache(BlockPool(total_blocks), Journal(), BLOCK_TOKENS)
+    def __init__(self, total_blocks: int = 8, eviction: Eviction = "segmented") -> None:
+        self.cache = PrefixCache(BlockPool(total_blocks), Journal(), BLOCK_TOKENS, eviction)
         self.tables: dict[str, list[int]] = {}
 
-    def compute(self, name: str, words: str, keys: list[bytes] | None = None) -> list[Node | None]:
+    def compute(
+        self, name: str, words: str, keys: list[bytes] | None = None, tenant: str = "t"
+    ) -> list[Node | None]:
         """`name` computes and publishes a block for each letter, sharing nothing."""
         keys = keys or keys_of(words)
         blocks = self.cache.allocate(len(words))
@@ -35,16 +39,16 @@ class Tables:
             if nodes and nodes[-1] is None:
                 break
             parent = nodes[-1] if nodes else None
-            nodes.append(self.cache.publish(parent, key, block_of(word), block))
+            nodes.append(self.cache.publish(parent, key, block_of(word), block, tenant))
         self.tables[name] = blocks
         self.check()
         return nodes
 
-    def hit(self, name: str, words: str, keys: list[bytes] | None = None) -> int:
+    def hit(self, name: str, words: str, keys: list[bytes] | None = None, tenant: str = "t") -> int:
         """`name` takes a lease on what is cached of the words; returns how much that is."""
         tokens = b"".join(block_of(word) for word in words)
         with self.cache.lookup(keys or keys_of(words), tokens, len(words)) as lease:
-            self.tables[name] = lease.take()[0]
+            self.tables[name] = lease.take(tenant)[0]
         self.check()
         return len(self.tables[name])
 
@@ -94,7 +98,7 @@ def test_a_lease_that_is_not_taken_is_given_back() -> None:
     tables.check()
     assert tables.cache.available == 8
     with pytest.raises(InvariantError):
-        lease.take()
+        lease.take("t")
 
 
 def test_c2_equal_keys_are_not_enough() -> None:
@@ -107,10 +111,10 @@ def test_c2_equal_keys_are_not_enough() -> None:
     assert tables.hit("r4", "a", same[:1]) == 1
     # Right key and tokens, but behind another block than the one that matched.
     keys = keys_of("ab")
-    other = tables.cache.publish(None, b"x", block_of("x"), tables.cache.allocate(1)[0])
+    other = tables.cache.publish(None, b"x", block_of("x"), tables.cache.allocate(1)[0], "t")
     assert other is not None
     block = tables.cache.allocate(1)[0]
-    assert tables.cache.publish(other, keys[1], block_of("b"), block) is not None
+    assert tables.cache.publish(other, keys[1], block_of("b"), block, "t") is not None
     tables.tables["r5"] = [*other.copies, block]
     assert tables.hit("r6", "ab", [b"key", keys[1]]) == 1
     assert first[0] is not None

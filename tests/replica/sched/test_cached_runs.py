@@ -10,6 +10,7 @@ from tests.replica.sched.rig import (
     NextKey,
     chain_of,
     constant_key,
+    real_key,
     sampling,
     short_key,
     tokens_of,
@@ -54,6 +55,22 @@ def test_c2_a_broken_hash_costs_time_but_no_token(next_key: NextKey) -> None:
             bench.add((*shared, *tokens_of(seed, turn + 5)), sampling(9))
         bench.run()
     assert bench.scheduler.cache.collisions > 0
+    bench.assert_right()
+    bench.assert_empty()
+
+
+def test_c2_sixteen_bits_of_the_real_hash_still_give_right_tokens() -> None:
+    def next_key(parent: bytes, tokens: bytes) -> bytes:
+        return real_key(parent, tokens)[:2] + bytes(14)
+
+    bench = Bench(1_024, B, max_step_tokens=1_024, max_running=64, next_key=next_key)
+    for turn in range(2):
+        for seed in range(220):
+            bench.add((*tokens_of(seed, 3 * B), *tokens_of(turn, 2)), sampling(3))
+        bench.run(limit=10_000)
+    cache = bench.scheduler.cache
+    assert cache.collisions > 0, "so many blocks make two with one key"
+    assert bench.scheduler.planner.cached_tokens > 220 * 2 * B, "most of the second turn are hits"
     bench.assert_right()
     bench.assert_empty()
 

@@ -1,0 +1,101 @@
+"""Cached blocks that nobody uses, and whose turn it is to go: one order over all, one per tenant.
+
+The quota is soft. A tenant may fill a pool that nobody else needs; but while its resident blocks
+are more than its share of the pool, its own idle ones go first, whoever needs the room. A node that
+a second tenant comes to use (a public prefix) is nobody's from then on, and its ancestors too: so
+all children of a tenant's node are that tenant's, and its own order is prefix-closed as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from configs.schema import Eviction
+from replica.cache.evict import EvictionOrder, eviction_order
+from replica.cache.node import NOBODY, Node
+
+TENANT_SHARE = 0.5
+"""Of the pool: the soft quota of each tenant."""
+
+
+class IdleNodes:
+    """`resident` counts the blocks of each tenant, idle or in use; nobody's are not counted."""
+
+    def __init__(self, eviction: Eviction, total_blocks: int) -> None:
+        self.resident: Counter[str] = Counter()
+        self._eviction: Eviction = eviction
+        self._total_blocks = total_blocks
+        self._quota = int(TENANT_SHARE * total_blocks)
+        self._order = eviction_order(eviction, total_blocks)
+        self._orders: dict[str, EvictionOrder] = {}
+        self._over = NOBODY
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._order
+
+    def nodes(self) -> list[Node]:
+        """Next to be evicted first, quotas apart; for the invariant check."""
+        return list(self._order)
+
+    def nodes_of(self) -> dict[str, list[Node]]:
+        """Each tenant's own, next to be evicted first; for the invariant check."""
+        return {tenant: list(order) for tenant, order in self._orders.items()}
+
+    def enter(self, node: Node) -> None:
+        """A new node, in use."""
+        self._count(node.tenant, 1)
+
+    def use(self, node: Node, tenant: str, again: bool = False) -> None:
+        """A request of `tenant` uses `node`, which is not idle now; `again`: it did before, so
+        that this is no reuse."""
+        node.reused = node.reused or not again
+        if tenant != node.tenant and node.tenant != NOBODY:
+            self._count(node.tenant, -1)
+            node.tenant = NOBODY
+
+    def push(self, node: Node) -> None:
+        """It lost its last user."""
+        if node.reused and node.parent is not None:
+            # Whoever reused it has used its parent, but perhaps as its own, after a preemption.
+            node.parent.reused = True
+        self._order.push(node)
+        if node.tenant != NOBODY:
+            self._order_of(node.tenant).push(node)
+
+    def remove(self, node: Node) -> None:
+        """It is in use again. Raises KeyError when it was not idle."""
+        self._order.remove(node)
+        if node.tenant != NOBODY:
+            order = self._orders[node.tenant]
+            order.remove(node)
+            if not order:
+                del self._orders[node.tenant]
+
+    def pop(self) -> Node:
+        """The one to evict; it is resident no more. Raises StopIteration when there is none."""
+        node = self._orders.get(self._over, self._order).first()
+        self.remove(node)
+        self._count(node.tenant, -1)
+        return node
+
+    def _order_of(self, tenant: str) -> EvictionOrder:
+        order = self._orders.get(tenant)
+        if order is None:
+            order = self._orders[tenant] = eviction_order(self._eviction, self._total_blocks)
+        return order
+
+    def _count(self, tenant: str, change: int) -> None:
+        if tenant == NOBODY:
+            return
+        self.resident[tenant] += change
+        left = self.resident[tenant]
+        if not left:
+            del self.resident[tenant]
+        # With half of the pool as the quota no two tenants can be beyond it.
+        if left > self._quota:
+            self._over = tenant
+        elif self._over == tenant:
+            self._over = NOBODY
