@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tools.bench.gateway.child import python, until
+from tools.bench.child import python, until
 from tools.bench.gateway.prompts import SIZES
 from tools.bench.gateway.targets import Running, Setting, ours, stretched_model
 from tools.fetch import default_model
