@@ -28,7 +28,7 @@ class Delivered:
     """One record for each of `n` children; bounded by what they may generate."""
 
     def __init__(self, n: int) -> None:
-        self._children = tuple(_Child() for _ in range(n))
+        self._children = [_Child() for _ in range(n)]
 
     def note(self, delta: CoreDelta) -> CoreDelta:
         """Record a delta; returns it as the reader gets it: what a second replica found in its

@@ -128,7 +128,7 @@ class Leg(Struct, frozen=True, kw_only=True):
     @property
     def carried_tokens(self) -> int:
         """Tokens that were delivered before, of all children."""
-        return sum(self.carried(child) for child in range(len(self.progress)))
+        return sum(map(self.carried, range(len(self.progress)))) if self.progress else 0
 
     def carried(self, child: int) -> int:
         """Tokens of one child that were delivered before."""
@@ -219,12 +219,16 @@ class Attempt:
         self._link.submit(self._core_request(), sink)
         self._sink = sink
 
-    async def take(self, direct: Direct | None = None) -> tuple[CoreDelta, ...]:
-        """The next deltas that did not go to `direct`, as the first never does. Raises
-        AttemptError. Reports the first token and the end by itself."""
+    async def take(
+        self, direct: Direct | None = None, until_s: float | None = None
+    ) -> tuple[CoreDelta, ...]:
+        """The next deltas that did not go to `direct`, as the first never does. Reports the first
+        token and the end by itself. Raises AttemptError, and TimeoutError where nothing came until
+        `until_s` (of the loop's time)."""
         assert self._sink is not None
         begun = self._ttft_ms is not None
-        batch = await self._sink.take(self._noting(direct) if direct and begun else None)
+        direct = self._noting(direct) if direct is not None and begun else None
+        batch = await self._sink.take(direct, until_s)
         self._last_delta_s = time.monotonic()
         for delta in batch:
             if delta.finish is not None and delta.finish.reason not in CLEAN_FINISHES:
@@ -270,10 +274,8 @@ class Attempt:
             replica_fault=replica_fault,
             cached_tokens=first.cached_tokens,
             prompt_tokens=first.prompt_tokens,
-            completion_tokens=sum(
-                usage.completion_tokens - self._leg.carried(child)
-                for child, usage in self._usage.items()
-            ),
+            completion_tokens=sum([usage.completion_tokens for usage in self._usage.values()])
+            - sum(map(self._leg.carried, self._usage) if self._leg.progress else ()),
             ttft_ms=self._ttft_ms,
             e2e_ms=1000 * (time.monotonic() - self._started_s),
         )

@@ -116,8 +116,8 @@ class Run:
             try:
                 attempt = self._sent_attempt()
                 deadline_s = self.deadline_s()
-                async with asyncio.timeout_at(min(wake_s, deadline_s)):
-                    batch = await attempt.take(self._noting(direct) if direct else None)
+                noting = None if direct is None else self._noting(direct)
+                batch = await attempt.take(noting, min(wake_s, deadline_s))
             except AttemptError as failure:
                 self.give_up_or_retry(failure)
             except TimeoutError:

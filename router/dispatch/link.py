@@ -39,7 +39,7 @@ SEND_S = 20.0
 BACKOFF_S = (0.05, 2.0)
 MAX_OUTBOX_BYTES = 64 * 1024 * 1024
 TURN_DELTAS = 64
-"""A frame's deltas between two turns of the event loop: about a millisecond of work."""
+"""Deltas between two turns of the event loop: about a millisecond of work."""
 STALLED_S = 2.5
 """A replica that says nothing for so long can't be relied on."""
 
@@ -86,6 +86,9 @@ class ReplicaLink:
         self._heard_s = 0.0
         self._work = asyncio.Event()
         self._reader: asyncio.Task[str] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._sending_since_s: float | None = None
+        self._turn_deltas = 0
         self._task: asyncio.Task[None] | None = None
         self._reached = False
 
@@ -122,7 +125,11 @@ class ReplicaLink:
         self._heard_s = asyncio.get_running_loop().time()
 
     def beat(self) -> None:
-        """To be called now and then: tells the replica what has come."""
+        """To be called now and then: tells the replica what has come, and gives a socket up that
+        has taken nothing for too long."""
+        since_s, now_s = self._sending_since_s, asyncio.get_running_loop().time()
+        if self._writer is not None and since_s is not None and now_s - since_s > SEND_S:
+            self._writer.cancel()
         if self.up and self._resumes and self._incoming.unsaid:
             self._ack_due = True
             self._work.set()
@@ -271,14 +278,14 @@ class ReplicaLink:
     async def _exchange(self, ws: aiohttp.ClientWebSocketResponse[bool]) -> str:
         """Read and write until one of both can't go on. Returns why."""
         reader = self._reader = asyncio.create_task(self._read(ws))
-        writer = asyncio.create_task(self._write(ws))
+        writer = self._writer = asyncio.create_task(self._write(ws))
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
             return LOST if not reader.done() or reader.cancelled() else reader.result()
         except WireError:
             return "malformed"
         finally:
-            self._reader = None
+            self._reader = self._writer = self._sending_since_s = None
             for task in (reader, writer):
                 task.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
@@ -288,18 +295,17 @@ class ReplicaLink:
         try:
             while True:
                 self._work.clear()
+                self._sending_since_s = asyncio.get_running_loop().time()
                 if self._ack_due:
                     self._ack_due = False
-                    await self._send(ws, encode(self._incoming.ack()))
+                    await ws.send_bytes(encode(self._incoming.ack()))
                 while (frame := self._outgoing.next()) is not None:
-                    await self._send(ws, frame)
+                    await ws.send_bytes(frame)
+                    self._sending_since_s = asyncio.get_running_loop().time()
+                self._sending_since_s = None
                 await self._work.wait()
         except (OSError, aiohttp.ClientError):
             return
-
-    async def _send(self, ws: aiohttp.ClientWebSocketResponse[bool], frame: bytes) -> None:
-        async with asyncio.timeout(SEND_S):
-            await ws.send_bytes(frame)
 
     async def _read(self, ws: aiohttp.ClientWebSocketResponse[bool]) -> str:
         """Why it ended: the connection was lost, or the replica said goodbye."""
@@ -334,13 +340,16 @@ class ReplicaLink:
 
     async def _spread(self, deltas: Sequence[CoreDelta]) -> None:
         """To their sinks, in order. Each costs a write to a client's socket: the loop gets its turn
-        after every few, and what was written is sent then. Whoever ends the reading meanwhile, the
-        frame is taken in whole."""
+        after every few, of one frame or of several, and what was written is sent then. Whoever ends
+        the reading meanwhile, the frame is taken in whole."""
         rest = iter(deltas)
         try:
             while turn := tuple(itertools.islice(rest, TURN_DELTAS)):
                 self._put(turn)
-                await asyncio.sleep(0)
+                self._turn_deltas += len(turn)
+                if self._turn_deltas >= TURN_DELTAS:
+                    self._turn_deltas = 0
+                    await asyncio.sleep(0)
         finally:
             self._put(rest)
 

@@ -47,12 +47,16 @@ class SinkLimits:
 
 def weight_bytes(delta: CoreDelta) -> int:
     """About what a waiting delta costs."""
-    alternatives = sum(1 + len(entry.top) for entry in delta.logprobs)
-    return _DELTA_BYTES + 2 * len(delta.text) + 8 * len(delta.token_ids) + 96 * alternatives
+    weight = _DELTA_BYTES + 2 * len(delta.text) + 8 * len(delta.token_ids)
+    if delta.logprobs:
+        weight += 96 * sum(1 + len(entry.top) for entry in delta.logprobs)
+    return weight
 
 
 def merge(deltas: list[CoreDelta]) -> tuple[CoreDelta, ...]:
     """One delta per child: texts, ids and logprobs joined in order, newest usage and finish."""
+    if len(deltas) == 1:
+        return (deltas[0],)
     children: dict[int, list[CoreDelta]] = {}
     for delta in deltas:
         children.setdefault(delta.child, []).append(delta)
@@ -75,6 +79,11 @@ def _join(parts: list[CoreDelta]) -> CoreDelta:
     )
 
 
+def _give_time_up(reader: asyncio.Future[None]) -> None:
+    if not reader.done():
+        reader.set_exception(TimeoutError())
+
+
 class AttemptSink:
     """Made before the request is sent. The link calls `put` and `fail`, dispatch `take`."""
 
@@ -91,7 +100,8 @@ class AttemptSink:
         self._control = control
         self._waiting: list[CoreDelta] = []
         self._bytes = 0
-        self._ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._reader: asyncio.Future[None] | None = None
         self._direct: Direct | None = None
         self._failure: AttemptError | None = None
         self._broken: Exception | None = None
@@ -117,7 +127,7 @@ class AttemptSink:
         """(bytes that wait for the reader, seconds since the replica was told to hold)."""
         if self._hold_timer is None:
             return self._bytes, 0.0
-        return self._bytes, asyncio.get_running_loop().time() - self._held_since_s
+        return self._bytes, self._loop.time() - self._held_since_s
 
     @property
     def held(self) -> bool:
@@ -134,7 +144,7 @@ class AttemptSink:
             return True
         self._waiting.append(delta)
         self._bytes += weight_bytes(delta)
-        self._ready.set()
+        self._wake()
         self._watch()
         return True
 
@@ -144,7 +154,7 @@ class AttemptSink:
             return
         self._failure = failure
         self._cancel_hold()
-        self._ready.set()
+        self._wake()
 
     def release(self) -> None:
         """The reader leaves. Tells the replica, unless it has already ended the attempt."""
@@ -155,14 +165,17 @@ class AttemptSink:
         self._waiting.clear()
         self._bytes = 0
 
-    async def take(self, direct: Direct | None = None) -> tuple[CoreDelta, ...]:
+    async def take(
+        self, direct: Direct | None = None, until_s: float | None = None
+    ) -> tuple[CoreDelta, ...]:
         """All that waits, merged per child; waits for at least one, and until then `direct` is
-        offered what comes. Raises AttemptError, after what came before the failure was taken, and
-        what `direct` raised."""
+        offered what comes. Raises AttemptError, after what came before the failure was taken, what
+        `direct` raised, and TimeoutError where nothing came until `until_s` (of the loop's time).
+        """
         while self._broken is None and not self._waiting:
             if self._failure is not None:
                 raise self._failure
-            await self._wait(direct)
+            await self._wait(direct, until_s)
         if self._broken is not None:
             raise self._broken
         batch, self._waiting, self._bytes = self._waiting, [], 0
@@ -170,13 +183,21 @@ class AttemptSink:
             self._control(Resume(request_id=self.key[0], attempt=self.key[1]))
         return merge(batch)
 
-    async def _wait(self, direct: Direct | None) -> None:
-        self._ready.clear()
+    async def _wait(self, direct: Direct | None, until_s: float | None) -> None:
+        self._reader = reader = self._loop.create_future()
+        timer = None if until_s is None else self._loop.call_at(until_s, _give_time_up, reader)
         self._direct = direct
         try:
-            await self._ready.wait()
+            await reader
         finally:
-            self._direct = None
+            self._direct = self._reader = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        """The reader, if it waits."""
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _passed(self, direct: Direct, delta: CoreDelta) -> bool:
         """Whether the delta is dealt with. An error is the reader's own: the link goes on."""
@@ -186,7 +207,7 @@ class AttemptSink:
             direct.give(delta)
         except Exception as error:
             self._broken, self._direct = error, None
-            self._ready.set()
+            self._wake()
         return True
 
     def _watch(self) -> None:
@@ -199,15 +220,14 @@ class AttemptSink:
         if self._hold_timer is not None:
             return
         self._control(Hold(request_id=self.key[0], attempt=self.key[1]))
-        loop = asyncio.get_running_loop()
-        self._held_since_s = loop.time()
-        self._hold_timer = loop.call_later(self._limits.slow_reader_s, self._give_up)
+        self._held_since_s = self._loop.time()
+        self._hold_timer = self._loop.call_later(self._limits.slow_reader_s, self._give_up)
 
     def _overrun(self) -> bool:
         """The replica goes on although it was told to hold. One large delta is no overrun."""
         if self._hold_timer is None or self._bytes <= _OVERRUN * self._limits.buffer_bytes:
             return False
-        held_s = asyncio.get_running_loop().time() - self._held_since_s
+        held_s = self._loop.time() - self._held_since_s
         return held_s > _HOLD_GRACE_S or self._bytes > _HARD_BYTES
 
     def _give_up(self) -> None:
