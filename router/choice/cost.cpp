@@ -79,7 +79,8 @@ void find_best(const double *terms, long width, long fit, int64_t *best, long ke
 extern "C" {
 
 long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const uint8_t *asked,
-              const int32_t *depths, uint8_t *state, double *terms_of, int64_t *best, long keep) {
+              const int32_t *depths, uint8_t *state, double *terms_of, int64_t *best, long keep,
+              double *figures) {
     const Ask &ask = *asks;
     const long fit = filter(table, n, ask, asked, state);
     double idle_ms = INFINITY, crowd_ms = INFINITY;
@@ -88,7 +89,7 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
         idle_ms = below(idle_ms, prefill_ms(table[i], 0, ask.prompt_tokens));
         crowd_ms = below(crowd_ms, queue_ms(table[i], ask, *w));
     }
-    double *out = terms_of;
+    double *out = terms_of, soonest_ms = INFINITY, least_queued = INFINITY, longest = 0.0;
     const double blocks = std::ceil((ask.prompt_tokens + ask.output_tokens) / ask.block_tokens);
     for (long i = 0; i < n; i++) {
         if (state[i] != FIT) continue;
@@ -143,8 +144,17 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
                                 harm_ms, eviction_ms, overload_ms, lateness_ms, ttft_ms, overlap,
                                 cached, needed, credit * cached};
         for (double term : terms) *out++ = term;
+        soonest_ms = below(soonest_ms, ttft_ms);
+        least_queued = below(least_queued, r.queued_tokens);
+        longest = above(longest, overlap);
     }
-    if (fit) find_best(terms_of, (out - terms_of) / fit, fit, best, keep);
+    if (!fit) return fit;
+    const long width = (out - terms_of) / fit;
+    find_best(terms_of, width, fit, best, keep);
+    *figures++ = soonest_ms;
+    *figures++ = least_queued;
+    *figures++ = longest;
+    for (long at = 0; at < keep && at < fit; at++) *figures++ = terms_of[best[at] * width];
     return fit;
 }
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
+import struct
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -68,6 +69,9 @@ TERMS = (
 )  # fmt: skip
 """What a row of the answer says of one candidate."""
 
+_SCORE, _TTFT, _OVERLAP = map(TERMS.index, ("score", "ttft_ms", "overlap_blocks"))
+_ASK = struct.Struct("7d")
+
 BEST = 16
 """Candidates whose places are found along with the prices."""
 
@@ -83,10 +87,10 @@ class Demand(Struct, frozen=True):
     block_tokens: int
     ttft_deadline_ms: float | None
 
-    def numbers(self, now_s: float) -> tuple[float, ...]:
+    def numbers(self, now_s: float) -> bytes:
         """As the kernel reads them."""
         deadline_ms = math.inf if self.ttft_deadline_ms is None else self.ttft_deadline_ms
-        return (
+        return _ASK.pack(
             now_s,
             self.prompt_tokens,
             self.output_tokens,
@@ -99,21 +103,44 @@ class Demand(Struct, frozen=True):
 
 class Sheet:
     """One pool's numbers: what is known of each replica, `table` (float64 (replicas, len(ROW))),
-    and room for one answer, which the next choice takes again."""
+    `everybody` (uint8 (replicas,), all 1), and room for one answer, which the next choice takes
+    again."""
 
-    __slots__ = ("at", "best", "state", "table", "terms")
+    __slots__ = ("at", "best", "everybody", "everybody_at", "figures", "state", "table", "terms")
 
     def __init__(self, replicas: int) -> None:
         self.table = np.zeros((replicas, len(ROW)))
+        self.everybody = np.ones(replicas, np.uint8)
         self.state = np.empty(replicas, np.uint8)
         self.terms = np.empty((replicas, len(TERMS)))
         self.best = np.empty(BEST, np.int64)
-        self.at = tuple(map(address, (self.table, self.state, self.terms, self.best)))
+        self.figures = np.empty(3 + BEST)
+        arrays = (self.table, self.state, self.terms, self.best, self.figures)
+        self.at = tuple(map(address, arrays))
+        self.everybody_at = address(self.everybody)
 
 
-Prices = tuple[np.ndarray, np.ndarray, list[int]]
-"""State of each replica, uint8 (n,); terms of each candidate, float64 (fit, len(TERMS)); rows of
-the `BEST` best scores among them, best first, ties in order."""
+class Figures(NamedTuple):
+    """Over all candidates: the shortest TTFT, the shortest queue, the most leading blocks held, and
+    the `BEST` best scores, best first. Nothing is known of nobody."""
+
+    soonest_ms: float
+    least_queued_tokens: float
+    longest_blocks: int
+    best_scores: list[float]
+
+
+NOBODY = Figures(math.inf, math.inf, 0, [])
+
+
+class Prices(NamedTuple):
+    """State of each replica, uint8 (n,); terms of each candidate, float64 (fit, len(TERMS)); places
+    of the `BEST` best scores among them, best first, ties in order."""
+
+    state: np.ndarray
+    terms: np.ndarray
+    best: list[int]
+    figures: Figures
 
 
 class Pricer(Protocol):
@@ -137,20 +164,25 @@ class NativePricer:
     def price(
         self, sheet: Sheet, demand: Demand, asked: np.ndarray, depths: np.ndarray, now_s: float
     ) -> Prices:
-        table, state, terms, best = sheet.at
+        table, state, terms, best, figures = sheet.at
         fit = self._library.wr_price(
             table,
             len(sheet.state),
-            _Ask(*demand.numbers(now_s)),
+            demand.numbers(now_s),
             _WEIGHTS_AT,
-            address(asked),
+            sheet.everybody_at if asked is sheet.everybody else address(asked),
             address(depths),
             state,
             terms,
             best,
             BEST,
+            figures,
         )
-        return sheet.state, sheet.terms[:fit], sheet.best[:fit].tolist()
+        if not fit:
+            return Prices(sheet.state, sheet.terms[:0], [], NOBODY)
+        soonest, least, longest, *scores = sheet.figures[: 3 + fit].tolist()
+        said = Figures(soonest, least, int(longest), scores)
+        return Prices(sheet.state, sheet.terms[:fit], sheet.best[:fit].tolist(), said)
 
 
 class NumpyPricer:
@@ -162,10 +194,17 @@ class NumpyPricer:
         state = _states(sheet.table, demand, asked, now_s)
         fit = np.flatnonzero(state == FIT)
         if not fit.size:
-            return state, np.empty((0, len(TERMS))), []
+            return Prices(state, np.empty((0, len(TERMS))), [], NOBODY)
         rows, overlap = _Rows(sheet.table[fit]), depths[fit].astype(np.float64)
         terms = _terms(rows, demand, overlap, now_s)
-        return state, terms, np.argsort(-terms[:, 0], kind="stable")[:BEST].tolist()
+        best = np.argsort(-terms[:, _SCORE], kind="stable")[:BEST]
+        said = Figures(
+            float(terms[:, _TTFT].min()),
+            float(rows.queued_tokens.min()),
+            int(terms[:, _OVERLAP].max()),
+            terms[best, _SCORE].tolist(),
+        )
+        return Prices(state, terms, best.tolist(), said)
 
 
 class _Rows:
@@ -290,10 +329,6 @@ def _overload_ms(at: _Rows, demand: Demand, needed: np.ndarray, now_s: float) ->
     return slot_ms + short_ms + np.where(suspect, SUSPECT_MS * np.maximum(1.0, at.failures), 0.0)
 
 
-class _Ask(ctypes.Structure):
-    _fields_ = [(f"number_{index}", ctypes.c_double) for index in range(7)]
-
-
 @cache
 def pricer() -> Pricer:
     """The fastest there is here; compiles it at the first call on a machine."""
@@ -307,7 +342,7 @@ def pricer() -> Pricer:
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """With argument types, so that a wrong call fails in Python."""
     pointer, long = ctypes.c_void_p, ctypes.c_long
-    library.wr_price.argtypes = [pointer, long, ctypes.POINTER(_Ask), *[pointer] * 6, long]
+    library.wr_price.argtypes = [pointer, long, *[pointer] * 7, long, pointer]
     library.wr_price.restype = long
     return library
 

@@ -27,8 +27,7 @@ from router.policies.base import Candidate, Candidates
 SHOWN = BEST
 """Replicas that a decision tells the terms of."""
 
-_TTFT, _OVERLAP, _CACHED = map(TERMS.index, ("ttft_ms", "overlap_blocks", "cached_tokens"))
-_QUEUED = ROW.index("queued_tokens")
+_OVERLAP, _CACHED = map(TERMS.index, ("overlap_blocks", "cached_tokens"))
 _EVIDENCE = [ROW.index(name) for name in ("trust", "digest_at_s", "load_at_s", "unknown")]
 _LOAD = ("requests", "queued_tokens", "total_blocks", "free_blocks", "cached_blocks")
 _PRICE = ("ttft_ms", "new_blocks", "cached_tokens", "usable_tokens")
@@ -64,13 +63,13 @@ class Field:
         self._query = query
         self._now_s = now_s
         self._digest_blocks = digest_blocks
-        state, terms, best = prices
-        self._state, self._terms = state, terms
+        state, terms, best, figures = prices
+        self._state, self._terms, self._figures = state, terms, figures
         self._fit, replicas = board.everywhere, board.replicas
         if len(terms) < len(replicas):
             self._fit = np.flatnonzero(state == FIT)
             replicas = [replicas[row] for row in self._fit.tolist()]
-        self._candidates = Candidates(replicas, terms, best, self._candidate)
+        self._candidates = Candidates(replicas, terms, best, figures, self._candidate)
 
     def __len__(self) -> int:
         return len(self._terms)
@@ -82,7 +81,7 @@ class Field:
     def scored(self, replica: str) -> Scored:
         """One of the candidates."""
         row = self._board.rows[replica]
-        ttft_ms, new, cached, usable = _price_of(self._terms[self._place(row)].tolist())
+        ttft_ms, new, cached, usable = _price_of(self._candidates.row(self._place(row)))
         return Scored(
             member=self._board.members[row],
             ttft_ms=ttft_ms,
@@ -94,7 +93,7 @@ class Field:
 
     def soonest_ms(self) -> float:
         """The shortest TTFT to be had."""
-        return float(self._terms[:, _TTFT].min())
+        return self._figures.soonest_ms
 
     def most_cached_tokens(self) -> int:
         """Of the prompt, where most of it is warm; 0 where nobody may take it."""
@@ -102,7 +101,7 @@ class Field:
 
     def least_queued_tokens(self) -> int:
         """The shortest queue, in prompt tokens to compute."""
-        return int(self._board.table[self._fit, _QUEUED].min())
+        return int(self._figures.least_queued_tokens)
 
     def shown(self, first: str | None = None) -> Shown:
         """At most `SHOWN`: `first`, then the best of the other candidates, then of those that may
@@ -110,7 +109,8 @@ class Field:
         places = self._candidates.best
         if first is not None:
             place = self._place(self._board.rows[first])
-            places = [place, *(other for other in places if other != place)][:SHOWN]
+            if places[0] != place:
+                places = [place, *[other for other in places if other != place]][:SHOWN]
         rows, terms = self._fit[places], self._terms[places]
         why: list[str] = []
         if len(places) < SHOWN and len(self) < len(self._state):
@@ -138,7 +138,7 @@ class Field:
         requests, queued, total, free, cached = _load_of(self._board.table[row].tolist())
         return Candidate(
             replica=self._board.replicas[row],
-            overlap_blocks=int(self._terms[place, _OVERLAP]),
+            overlap_blocks=int(self._candidates.row(place)[_OVERLAP]),
             requests=int(requests),
             queued_prefill_tokens=int(queued),
             used_blocks=int(total - free - cached),
@@ -244,7 +244,7 @@ class Scorer:
             query.ttft_deadline_ms,
         )
         board = self._board(query.pool)
-        digest_blocks = board.depths(self._fleet.index, query.chain.halves())
+        digest_blocks = board.depths(self._fleet.index, query.chain.data)
         depths = board.promised(self._optimistic, query.chain, digest_blocks)
         depths = self._marked(query, board, depths, now_s)
         prices = self._pricer.price(board.sheet, demand, _asked(query, board), depths, now_s)
@@ -296,8 +296,8 @@ class Scorer:
 def _asked(query: RouteQuery, board: Board) -> np.ndarray:
     """Who may be asked at all, as far as the query says."""
     if query.pin is None and not query.exclude:
-        return board.everybody
-    asked = board.everybody.copy()
+        return board.sheet.everybody
+    asked = board.sheet.everybody.copy()
     if query.pin is not None:
         asked[:] = [member.replica == query.pin for member in board.members]
     for replica in query.exclude & board.rows.keys():

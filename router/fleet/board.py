@@ -35,7 +35,6 @@ class Board:
         self.rows = {member.replica: row for row, member in enumerate(members)}
         self.sheet = Sheet(len(members))
         self.table = self.sheet.table
-        self.everybody = np.ones(len(members), np.uint8)
         self.everywhere = np.arange(len(members))
         self._seats: Seats | None = None
         self._slots: np.ndarray | None = None
@@ -46,13 +45,14 @@ class Board:
         """Bring the member's row up to date."""
         self.table[self.rows[member.replica]] = row_of(member, booked)
 
-    def depths(self, index: DigestIndex, halves: np.ndarray) -> np.ndarray:
-        """Leading blocks that each member's digest says it holds: int32 (members,)."""
+    def depths(self, index: DigestIndex, keys: bytes) -> np.ndarray:
+        """Leading blocks of a chain, its keys back to back, that each member's digest says it
+        holds: int32 (members,)."""
         if self._seats is None or self._seats.version != index.version:
             for stranger in index.replicas(self.pool) - self.rows.keys():
                 index.remove(stranger)
             self._seats = index.seats(self.pool, self.rows)
-        return index.depths_of(self._seats, halves)
+        return index.depths_of(self._seats, keys)
 
     def promised(
         self, optimistic: OptimisticEntries, chain: KeyChain, depths: np.ndarray

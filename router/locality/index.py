@@ -136,11 +136,12 @@ class DigestIndex:
                 planes.append((plane, columns))
         return Seats(self.version, len(places), tuple(planes))
 
-    def depths_of(self, seats: Seats, halves: np.ndarray) -> np.ndarray:
-        """Leading blocks of the chain by place: int32 (seats.size,)."""
-        found = [plane.column_depths(halves)[columns] for plane, columns in seats.planes]
-        if len(found) == 1:
-            return found[0]
+    def depths_of(self, seats: Seats, keys: bytes) -> np.ndarray:
+        """Leading blocks of the chain, its keys back to back, by place: int32 (seats.size,)."""
+        if len(seats.planes) == 1:
+            plane, columns = seats.planes[0]
+            return plane.column_depths(keys)[columns]
+        found = [plane.column_depths(keys)[columns] for plane, columns in seats.planes]
         return np.sum(found, axis=0, dtype=np.int32) if found else np.zeros(seats.size, np.int32)
 
     def _plane(self, replica: str) -> Plane:

@@ -96,6 +96,7 @@ class OptimisticEntries:
         self._of_replica: dict[str, dict[str, None]] = {}
         self._slot_of: dict[str, int] = {}
         self._expiries: list[tuple[float, str]] = []
+        self._reached: tuple[KeyChain, _Node, int] | None = None
 
     def __len__(self) -> int:
         """Keys kept."""
@@ -161,7 +162,15 @@ class OptimisticEntries:
             self.forget_decision(heapq.heappop(self._expiries)[1])
 
     def _reach(self, chain: KeyChain) -> tuple[_Node, int]:
-        """The last node on the chain's way, and the depth up to which they agree."""
+        """The last node on the chain's way, and the depth up to which they agree. Who looks a chain
+        up as a rule remembers it next."""
+        if self._reached is not None and self._reached[0] is chain:
+            return self._reached[1:]
+        node, depth = self._search(chain)
+        self._reached = chain, node, depth
+        return node, depth
+
+    def _search(self, chain: KeyChain) -> tuple[_Node, int]:
         data, blocks = chain.data, len(chain)
         node, depth = self._root, 0
         while depth < blocks:
@@ -176,6 +185,7 @@ class OptimisticEntries:
     def _leaf(self, chain: KeyChain) -> _Node:
         """The node that ends where the chain ends; made where there is none."""
         node, depth = self._reach(chain)
+        self._reached = None
         if depth < node.end:
             node = _split(node, depth)
         if depth == len(chain):
@@ -194,6 +204,7 @@ class OptimisticEntries:
 
     def _release(self, promise: _Promise) -> None:
         """Take it off its whole way, and off the tree what nobody else goes through."""
+        self._reached = None
         slot, node = self._slot_of[promise.replica], promise.leaf
         node.ends -= 1
         while node.parent is not None:

@@ -35,6 +35,7 @@ class Plane:
         self._columns: dict[str, int] = {}
         self._owners: list[str | None] = [None] * COLUMNS_PER_WORD
         self._known = np.zeros(1, np.uint64)
+        self._search = self._kernels.search(self._rows, shape, self._known)
 
     def __contains__(self, replica: str) -> bool:
         return replica in self._columns
@@ -124,14 +125,14 @@ class Plane:
         """Owners, and the numbers of their columns."""
         return self._columns.items()
 
-    def column_depths(self, halves: np.ndarray) -> np.ndarray:
-        """Leading blocks held by column, and 0 at `NOBODY`: int32; 0 where it is unknown. `halves`
-        is uint64 (blocks, 2)."""
-        return self._kernels.depths(self._rows, self.shape, halves, self._known)
+    def column_depths(self, keys: bytes) -> np.ndarray:
+        """Leading blocks held by column, and 0 at `NOBODY`: int32; 0 where it is unknown. Good
+        until it is asked again. `keys` are the chain's, back to back."""
+        return self._search(keys)
 
     def depths(self, halves: np.ndarray) -> dict[str, int]:
         """The same for each known replica by name."""
-        found = self.column_depths(halves).tolist()
+        found = self.column_depths(np.asarray(halves, "<u8").tobytes()).tolist()
         return {
             replica: found[column]
             for replica, column in self._columns.items()
@@ -147,6 +148,7 @@ class Plane:
         self._rows = rows
         self._known = np.append(self._known, np.uint64(0))
         self._owners += [None] * COLUMNS_PER_WORD
+        self._search = self._kernels.search(self._rows, self.shape, self._known)
 
 
 def _zeros(bits: int, words: int) -> np.ndarray:

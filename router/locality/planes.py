@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,7 @@ import numpy as np
 from configs.native import CompileError, NativeSource, address, load_object
 from events.digest import positions
 from events.load import DigestShape
+from kvstore.identity import KEY_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +34,16 @@ WINDOW_BLOCKS = 3
 one false positive on its way overshoots by half of what was left."""
 
 
+Search = Callable[[bytes], np.ndarray]
+
+
 class PlaneKernels(Protocol):
     """The loops. Arrays are contiguous; positions lie within the rows."""
 
-    def depths(
-        self, rows: np.ndarray, shape: DigestShape, halves: np.ndarray, known: np.ndarray
-    ) -> np.ndarray:
-        """Leading blocks held, int32 (64 * words + 1,), for the columns of `known` (uint64
-        (words,)), 0 for all others and at `NOBODY`. `halves` is uint64 (blocks, 2).
+    def search(self, rows: np.ndarray, shape: DigestShape, known: np.ndarray) -> Search:
+        """A look-up in these rows, which must stay where they are: from a chain's keys back to back
+        to the leading blocks held, int32 (64 * words + 1,), for the columns of `known` (uint64
+        (words,)), 0 for all others and at `NOBODY`. The answer is good until the next one.
 
         Holding a block means holding all before it: behind the head the search bisects."""
 
@@ -56,26 +60,19 @@ class NativeKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
-    def depths(
-        self, rows: np.ndarray, shape: DigestShape, halves: np.ndarray, known: np.ndarray
-    ) -> np.ndarray:
+    def search(self, rows: np.ndarray, shape: DigestShape, known: np.ndarray) -> Search:
         words = rows.shape[1]
         found = np.zeros(64 * words + 1, np.int32)
-        # The address of what can't be written to is slow to ask for: a copy of the keys is not.
-        keys = np.asarray(halves, np.uint64).tobytes()
-        self._library.wr_depths(
-            address(rows),
-            words,
-            shape.bits,
-            shape.k,
-            keys,
-            len(halves),
-            address(known),
-            HEAD_BLOCKS,
-            WINDOW_BLOCKS,
-            address(found),
-        )
-        return found
+        # To ask for an address takes as long as a short look-up.
+        call = partial(self._library.wr_depths, address(rows), words, shape.bits, shape.k)
+        rest = (address(known), HEAD_BLOCKS, WINDOW_BLOCKS, address(found))
+
+        def look_up(keys: bytes) -> np.ndarray:
+            found.fill(0)
+            call(keys, len(keys) // KEY_BYTES, *rest)
+            return found
+
+        return look_up
 
     def change(self, rows: np.ndarray, column: int, spots: np.ndarray, to: bool) -> None:
         spots = np.ascontiguousarray(spots, np.uint32)
@@ -91,7 +88,14 @@ class NativeKernels:
 class NumpyKernels:
     """The same without a compiler."""
 
-    def depths(
+    def search(self, rows: np.ndarray, shape: DigestShape, known: np.ndarray) -> Search:
+        def look_up(keys: bytes) -> np.ndarray:
+            halves = np.frombuffer(keys, "<u8").reshape(-1, 2)
+            return self._depths(rows, shape, halves, known)
+
+        return look_up
+
+    def _depths(
         self, rows: np.ndarray, shape: DigestShape, halves: np.ndarray, known: np.ndarray
     ) -> np.ndarray:
         found = np.zeros(64 * rows.shape[1] + 1, np.int32)

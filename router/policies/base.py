@@ -9,7 +9,7 @@ from typing import Protocol, overload
 import numpy as np
 from msgspec import Struct
 
-from router.choice.cost import TERMS
+from router.choice.cost import TERMS, Figures
 from router.choice.route import RouteQuery
 
 _SCORE, _OVERLAP = map(TERMS.index, ("score", "overlap_blocks"))
@@ -41,19 +41,36 @@ class Candidates(Sequence[Candidate]):
         replicas: list[str],
         terms: np.ndarray,
         best: list[int],
+        figures: Figures,
         make: Callable[[int], Candidate],
     ) -> None:
         self.replicas = replicas
         self.best = best
         self.terms = terms
-        self.scores = terms[:, _SCORE]
-        self.overlaps = terms[:, _OVERLAP]
+        self.figures = figures
         self._make = make
         self._made: dict[int, Candidate] = {}
-        self._longest: int | None = None
+        self._rows: dict[int, list[float]] = {}
 
     def __len__(self) -> int:
         return len(self.replicas)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Of all, float64 (candidates,)."""
+        return self.terms[:, _SCORE]
+
+    @property
+    def overlaps(self) -> np.ndarray:
+        """Leading blocks of all, float64 (candidates,)."""
+        return self.terms[:, _OVERLAP]
+
+    def row(self, place: int) -> list[float]:
+        """The terms of one of them."""
+        row = self._rows.get(place)
+        if row is None:
+            row = self._rows[place] = self.terms[place].tolist()
+        return row
 
     @overload
     def __getitem__(self, index: int) -> Candidate: ...
@@ -73,9 +90,7 @@ class Candidates(Sequence[Candidate]):
 
     def longest(self) -> int:
         """The most leading blocks that any of them holds."""
-        if self._longest is None:
-            self._longest = int(self.overlaps.max())
-        return self._longest
+        return self.figures.longest_blocks
 
 
 class Pick(Struct, frozen=True):

@@ -18,7 +18,7 @@ TIE_SHARE = 0.02
 """Scores closer than this share of the prompt's prefill are no difference that can be known."""
 
 
-_SAVED, _PREFILL = map(TERMS.index, ("saved_prefill_ms", "prefill_ms"))
+_SAVED, _PREFILL, _OVERLAP = map(TERMS.index, ("saved_prefill_ms", "prefill_ms", "overlap_blocks"))
 _WAITING = [TERMS.index(name) for name in ("queue_ms", "overload_ms", "lateness_ms")]
 
 
@@ -38,7 +38,7 @@ class Warmroute:
         other = self._new_holder(query, candidates, best, rng)
         if other is not None:
             return Pick(candidates[other], "one more holder for a hot prefix")
-        overlap = int(candidates.overlaps[best])
+        overlap = int(candidates.row(best)[_OVERLAP])
         if not overlap:
             return Pick(candidates[best], "cold: least cost")
         longest = overlap == candidates.longest()
@@ -54,12 +54,13 @@ class Warmroute:
 
     def _tied(self, candidates: Candidates) -> list[int]:
         """Places of the best, in order. They are rarely more than the few best that are known."""
-        best = candidates.best
-        scores = candidates.scores[best].tolist()
+        best, scores = candidates.best, candidates.figures.best_scores
         enough = scores[0] - _margin_ms(candidates, best[0])
         if len(best) < len(candidates) and scores[-1] >= enough:
             return (candidates.scores >= enough).nonzero()[0].tolist()
-        return sorted(place for place, score in zip(best, scores, strict=True) if score >= enough)
+        if len(scores) == 1 or scores[1] < enough:
+            return best[:1]
+        return sorted([place for place, score in zip(best, scores, strict=True) if score >= enough])
 
     def _choice(self, candidates: Candidates, tied: list[int], rng: random.Random) -> int:
         """One of those who got fewest of the last requests."""
@@ -68,7 +69,7 @@ class Warmroute:
             placed = list(map(self._placed.get, replicas, repeat(0)))
             fewest = min(placed)
             tied = [place for place, count in zip(tied, placed, strict=True) if count == fewest]
-        return rng.choice(tied)
+        return rng.choice(tied) if len(tied) > 1 else tied[0]
 
     def _new_holder(
         self, query: RouteQuery, candidates: Candidates, best: int, rng: random.Random
@@ -76,7 +77,7 @@ class Warmroute:
         """The place of one more holder of the prefix that the best one shares."""
         shared = candidates.longest()
         deserved = self._heat.holders_deserved(query.chain, shared, len(candidates))
-        if not deserved or candidates.overlaps[best] < shared:
+        if not deserved or candidates.row(best)[_OVERLAP] < shared:
             return None
         others = np.flatnonzero(candidates.overlaps < shared)
         if len(candidates) - len(others) >= deserved:
@@ -90,7 +91,7 @@ class Warmroute:
 
 
 def _margin_ms(candidates: Candidates, place: int) -> float:
-    terms = candidates.terms[place].tolist()
+    terms = candidates.row(place)
     return max(TIE_MS, TIE_SHARE * (terms[_SAVED] + terms[_PREFILL]))
 
 

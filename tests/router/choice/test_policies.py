@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from router.choice.cost import TERMS
+from router.choice.cost import TERMS, Figures
 from router.choice.route import RouteQuery
 from router.policies import make_policy
 from router.policies.base import Candidate, Candidates
@@ -41,7 +41,10 @@ def field(*made: Candidate, **terms: list[float]) -> Candidates:
     table[:, TERMS.index("overlap_blocks")] = [c.overlap_blocks for c in made]
     for name, values in terms.items():
         table[:, TERMS.index(name)] = values
-    return Candidates([c.replica for c in made], table, [0], made.__getitem__)
+    longest = max(c.overlap_blocks for c in made)
+    scores = table[:, TERMS.index("score")].tolist()
+    figures = Figures(0.0, 0.0, longest, scores[:1])
+    return Candidates([c.replica for c in made], table, [0], figures, made.__getitem__)
 
 
 def chosen(policy: str, candidates: Candidates, group: int = 1) -> str:

@@ -155,7 +155,12 @@ def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
     found = [
         pricer.price(sheet_of(rows), demand, asked, depths, world.clock()) for pricer in pricers
     ]
-    (state, terms, best), (twins_state, twins_terms, twins_best) = found
+    (state, terms, best, figures), (twins_state, twins_terms, twins_best, twins) = found
+    assert figures.longest_blocks == twins.longest_blocks
+    assert figures.least_queued_tokens == twins.least_queued_tokens
+    assert figures.soonest_ms == pytest.approx(twins.soonest_ms)
+    assert figures.best_scores == terms[best, 0].tolist()
+    assert twins.best_scores == twins_terms[twins_best, 0].tolist()
     np.testing.assert_array_equal(state, twins_state)
     np.testing.assert_allclose(terms, twins_terms, rtol=1e-12, atol=1e-9)
     assert np.isfinite(terms).all()
