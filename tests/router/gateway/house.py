@@ -37,7 +37,7 @@ class House:
             router=RouterConfig(
                 port=0,
                 admin_key_sha256=sha256(ADMIN_KEY),
-                **({"prefill_ahead_ms": 1e9} | settings),
+                **({"prefill_ahead_ms": 8e7} | settings),
             ),
             tenants=tuple(
                 TenantConfig(name=name, key_sha256=(sha256(key),)) for name, key in KEYS.items()

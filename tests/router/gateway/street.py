@@ -82,7 +82,7 @@ class Street:
                 id=router,
                 port=0,
                 admin_key_sha256=admin,
-                **({"prefill_ahead_ms": 1e9} | settings),
+                **({"prefill_ahead_ms": 8e7} | settings),
             ),
         )
 

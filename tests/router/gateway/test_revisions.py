@@ -16,9 +16,9 @@ import pytest
 from configs.model.card import ModelCard, load_card
 from configs.schema import RevisionConfig
 from events.errors import CoreError
-from router import revisions as module
 from router.fleet.expected import MAIN
 from router.gateway import Gateway
+from router.revisions import revisions as module
 from router.revisions.mirror import MIRROR_PRIORITY
 from router.revisions.revisions import REVERTED, Share, _draw
 from router.revisions.watch import MIN_ATTEMPTS
