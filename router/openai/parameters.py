@@ -52,6 +52,19 @@ _ACCEPTED_WITHOUT_EFFECT: Table = {
     "prompt_cache_key": Field(None, string(_MAX_LABEL_CHARS)),
 }
 
+DONE_ANYWAY = {
+    "skip_special_tokens": (True, "can't be false: they are never shown"),
+    "no_stop_trim": (False, "can't be true: stop strings are never shown"),
+    "continue_final_message": (False, "can't be true: a new message is begun"),
+    "return_hidden_states": (False, "can't be true: they never leave the engine"),
+    **dict.fromkeys(
+        ("include_reasoning", "separate_reasoning", "stream_reasoning"),
+        (True, "can't be false: no reasoning is told apart"),
+    ),
+}
+"""SGLang's and vLLM's routers say these to every server: the value that means what we do, and why
+no other does."""
+
 
 def _stop(limits: Limits) -> Reader:
     one = string(limits.max_stop_chars, minimum=1)
@@ -116,6 +129,7 @@ def _shared(limits: Limits) -> Table:
             "stop_token_ids", lambda path, value: tuple(token_ids(path, value))
         ),
         **_ACCEPTED_WITHOUT_EFFECT,
+        **{name: Field(None, only(*said)) for name, said in DONE_ANYWAY.items()},
     }
 
 

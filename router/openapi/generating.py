@@ -4,6 +4,7 @@ schema can't say (two parameters that exclude each other, the length of the cont
 from __future__ import annotations
 
 from router.openai.messages import ROLES
+from router.openai.parameters import DONE_ANYWAY
 from router.openai.schema import Limits
 from router.openapi.parts import (
     ANYTHING,
@@ -116,6 +117,7 @@ def _shared(limits: Limits) -> Json:
         "service_tier": one_of("auto", "default", "flex", "scale", "priority"),
         "safety_identifier": text(512),
         "prompt_cache_key": text(512),
+        **{name: one_of(value) for name, (value, _) in DONE_ANYWAY.items()},
     }
 
 

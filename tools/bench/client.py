@@ -52,6 +52,16 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
                 yield line[5:].strip()
 
 
+async def _refusal(response: aiohttp.ClientResponse) -> str:
+    """The status, and the error's code where there is one in OpenAI's shape."""
+    body = await response.content.read(MAX_EVENT_BYTES)
+    try:
+        code = json.loads(body)["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        code = None
+    return f"http {response.status} {code}" if code else f"http {response.status}"
+
+
 class _Timer:
     """Collects the times and texts of one stream."""
 
@@ -131,7 +141,7 @@ class ChatClient:
                 ) as response:
                     replica = response.headers.get("x-warmroute-replica", "")
                     if response.status != 200:
-                        return timer.sample(tenant, turn, replica, f"http {response.status}")
+                        return timer.sample(tenant, turn, replica, await _refusal(response))
                     async for data in _events(response):
                         timer.take(data)
         except FAILURES as error:

@@ -180,6 +180,15 @@ def test_tools(limits: Limits) -> None:
     assert parse_chat(chat_body(tools=[TOOL], tool_choice="none"), limits).tools is None
 
 
+def test_what_other_routers_add_means_what_we_do_anyway(limits: Limits) -> None:
+    added = {"no_stop_trim": False, "skip_special_tokens": True, "continue_final_message": False}
+    added |= {"separate_reasoning": True, "stream_reasoning": True, "include_reasoning": True}
+    added |= {"return_hidden_states": False}
+    assert parse_chat(chat_body(**added), limits) == parse_chat(chat_body(), limits)
+    same = parse_completion(completion_body(**added), limits)
+    assert same == parse_completion(completion_body(), limits)
+
+
 def test_values_that_mean_what_we_do_anyway(limits: Limits) -> None:
     same = parse_chat(chat_body(response_format={"type": "text"}, modalities=["text"]), limits)
     assert same == parse_chat(chat_body(), limits)

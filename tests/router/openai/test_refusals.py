@@ -124,6 +124,8 @@ CHAT = [
     ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls", "unsupported_value"),
     ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
+    ({"skip_special_tokens": False}, "skip_special_tokens", "unsupported_value"),
+    ({"no_stop_trim": True}, "no_stop_trim", "unsupported_value"),
     ({"reasoning_effort": "low"}, "reasoning_effort", UNSUPPORTED),
     ({"functions": [{}]}, "functions", UNSUPPORTED),
     ({"audio": {}}, "audio", UNSUPPORTED),
