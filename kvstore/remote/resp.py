@@ -7,10 +7,8 @@ One connection serves one thread. After any exception the connection is of no us
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +16,23 @@ from typing import Any
 import hiredis
 
 from kvstore.remote.endpoint import Endpoint
+from kvstore.stream import Part, Stream, WireBrokenError, left_s
 
 CONNECT_TIMEOUT_S = 2.0
-RECEIVE_BYTES = 16 * 1024
 WINDOW_BYTES = 8 * 1024 * 1024
 """Asked for, or sent, and not answered yet: bounds what a server holds for us."""
-_PARTS_MAX = 256
-"""To one sendmsg; the kernel's limit is 1,024."""
 
-Part = bytes | bytearray | memoryview
-Command = Sequence[Part]
+MAX_HEAD_BYTES = 64 * 1024
+_ASKING = b"*1\r\n$6\r\nASKING\r\n"
+Argument = Part | tuple[Part, ...]
+"""A tuple is one argument in several pieces."""
+Command = Sequence[Argument]
+Wanted = Callable[[bytes], bool]
+"""Whether the bytes before the destination's are what belongs there."""
 
 
-class RespError(ConnectionError):
-    """The peer does not speak the protocol, or refuses us."""
+class RespError(WireBrokenError):
+    """The server does not speak the protocol, or refuses us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,7 @@ class RespConnection:
 
     def __init__(self, endpoint: Endpoint, deadline: float) -> None:
         self._reader = hiredis.Reader(protocolError=RespError, notEnoughData=False)
-        self._buffer = bytearray(RECEIVE_BYTES)
-        self._view = memoryview(self._buffer)
-        self._start = self._end = 0
-        self._socket = _open(endpoint, deadline)
-        self._tls = endpoint.tls is not None
+        self._stream = Stream(_open(endpoint, deadline), tls=endpoint.tls is not None)
         try:
             self.server = self._log_in(endpoint, deadline)
         except BaseException:
@@ -66,13 +63,11 @@ class RespConnection:
 
     def interrupt(self) -> None:
         """From another thread: whoever waits on this connection fails at once."""
-        with contextlib.suppress(OSError):
-            # Not the TLS object's shutdown: that would want to talk.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        self._stream.interrupt()
 
     def close(self) -> None:
         """Idempotent."""
-        self._socket.close()
+        self._stream.close()
 
     def call(self, *command: Part, deadline: float) -> Any:
         """One command. Raises RespError when the server answers with an error."""
@@ -81,10 +76,13 @@ class RespConnection:
             raise RespError(str(reply))
         return reply
 
-    def pipeline(self, commands: Sequence[Command], deadline: float) -> list[Any]:
+    def pipeline(
+        self, commands: Sequence[Command], deadline: float, asking: bool = False
+    ) -> list[Any]:
         """All replies, in order; an error is a hiredis.ReplyError among them.
 
-        What is sent without an answer is bounded by WINDOW_BYTES or one command.
+        What is sent without an answer is bounded by WINDOW_BYTES or one command. `asking` marks
+        each command as redirected by ASK.
         """
         replies: list[Any] = []
         at = 0
@@ -92,18 +90,22 @@ class RespConnection:
             parts: list[Part] = []
             size, first = 0, at
             while at < len(commands) and (size < WINDOW_BYTES or at == first):
-                parts += _encode(commands[at])
-                size += sum(len(part) for part in commands[at])
+                encoded = _encode(commands[at])
+                parts += (_ASKING, *encoded) if asking else encoded
+                size += sum(len(part) for part in encoded)
                 at += 1
-            self._send(parts, deadline)
-            replies += [self._reply(deadline) for _ in range(at - first)]
+            self._stream.send(parts, deadline)
+            for _ in range(at - first):
+                if asking:
+                    self._reply(deadline)
+                replies.append(self._reply(deadline))
         return replies
 
     def get_into(
         self,
         keys: Sequence[bytes],
         into: Sequence[memoryview],
-        max_head_bytes: int,
+        wanted: Wanted,
         deadline: float,
         landed: Callable[[int, Value | Odd | hiredis.ReplyError | None], None],
         asking: bool = False,
@@ -111,39 +113,40 @@ class RespConnection:
         """GET every key; the last len(into[i]) bytes of value i land in `into[i]`.
 
         `landed(i, what)` is called in order: Value with the bytes before those, None for no such
-        key, Odd for a value that is too short or whose head would be longer than
-        `max_head_bytes`, or the server's error. `asking` marks each GET as redirected by ASK.
+        key, Odd for a value that is too short or whose head is not `wanted`, or the server's
+        error. `asking` marks each GET as redirected by ASK.
         """
         sent, open_bytes = 0, 0
         for index, room in enumerate(into):
             batch = bytearray()
             while sent < len(keys) and (open_bytes < WINDOW_BYTES or sent == index):
-                batch += b"*1\r\n$6\r\nASKING\r\n" if asking else b""
+                batch += _ASKING if asking else b""
                 batch += b"".join(_encode((b"GET", keys[sent])))
                 open_bytes += len(into[sent])
                 sent += 1
             if batch:
-                self._send([batch], deadline)
+                self._stream.send([batch], deadline)
             if asking:
                 self._reply(deadline)
-            landed(index, self._value(room, max_head_bytes, deadline))
+            landed(index, self._value(room, wanted, deadline))
             open_bytes -= len(room)
 
-    def _value(self, room: memoryview, max_head_bytes: int, deadline: float) -> Any:
-        line = self._line(deadline)
+    def _value(self, room: memoryview, wanted: Wanted, deadline: float) -> Any:
+        line = self._stream.line(deadline)
         if not line.startswith(b"$") or line == b"$-1":
             return self._parse(line + b"\r\n")
         size = _size(line)
         head_bytes = size - len(room)
-        if 0 <= head_bytes <= max_head_bytes:
-            head = bytearray(head_bytes)
-            self._receive(memoryview(head), deadline)
-            self._receive(room, deadline)
-            what: Value | Odd = Value(bytes(head))
-        else:
-            self._skip(size, deadline)
-            what = Odd(size)
-        if self._take(2, deadline) != b"\r\n":
+        what: Value | Odd = Odd(size)
+        if 0 <= head_bytes <= MAX_HEAD_BYTES:
+            head = self._stream.take(head_bytes, deadline)
+            if wanted(head):
+                what = Value(head)
+                self._stream.receive(room, deadline)
+            size = len(room)
+        if isinstance(what, Odd):
+            self._stream.skip(size, deadline)
+        if self._stream.take(2, deadline) != b"\r\n":
             raise RespError("a value does not end where it said")
         return what
 
@@ -168,7 +171,7 @@ class RespConnection:
     def _reply(self, deadline: float) -> Any:
         """The next whole reply, of any type."""
         while (reply := self._parsed()) is False:
-            self._reader.feed(self._some(deadline))
+            self._reader.feed(self._stream.some(deadline))
         return reply
 
     def _parsed(self) -> Any:
@@ -185,91 +188,10 @@ class RespConnection:
             raise RespError("the answer to a GET is neither a value nor an error")
         return reply
 
-    def _some(self, deadline: float) -> bytes:
-        if self._start == self._end:
-            self._fill(deadline)
-        data = bytes(self._view[self._start : self._end])
-        self._start = self._end = 0
-        return data
-
-    def _line(self, deadline: float) -> bytes:
-        while (found := self._buffer.find(b"\r\n", self._start, self._end)) < 0:
-            if self._end - self._start >= RECEIVE_BYTES // 2:
-                raise RespError("a line without an end")
-            self._fill(deadline)
-        line = bytes(self._view[self._start : found])
-        self._start = found + 2
-        return line
-
-    def _take(self, size: int, deadline: float) -> bytes:
-        data = bytearray(size)
-        self._receive(memoryview(data), deadline)
-        return bytes(data)
-
-    def _skip(self, size: int, deadline: float) -> None:
-        waste = memoryview(bytearray(min(size, 256 * 1024)))
-        while size > 0:
-            self._receive(waste[: min(size, len(waste))], deadline)
-            size -= min(size, len(waste))
-
-    def _receive(self, room: memoryview, deadline: float) -> None:
-        """Exactly `room`: first what lies here already, then from the socket without a copy."""
-        have = min(self._end - self._start, len(room))
-        room[:have] = self._view[self._start : self._start + have]
-        self._start += have
-        while have < len(room):
-            # Whatever arrives behind `room` lands in the buffer, in the same call.
-            got = self._receive_some([room[have:], self._view], deadline)
-            self._start, self._end = 0, max(0, got - (len(room) - have))
-            have = min(len(room), have + got)
-
-    def _fill(self, deadline: float) -> None:
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._end == RECEIVE_BYTES:
-            kept = bytes(self._view[self._start : self._end])
-            self._view[: len(kept)] = kept
-            self._start, self._end = 0, len(kept)
-        self._end += self._receive_some([self._view[self._end :]], deadline)
-
-    def _receive_some(self, rooms: list[memoryview], deadline: float) -> int:
-        self._socket.settimeout(left_s(deadline))
-        one = self._socket.recv_into if self._tls else None  # TLS has no scattered receive
-        got = one(rooms[0]) if one else self._socket.recvmsg_into(rooms)[0]
-        if not got:
-            raise RespError("the store closed the connection")
-        return got
-
-    def _send(self, parts: list[Part], deadline: float) -> None:
-        if self._tls:
-            for part in parts:
-                self._socket.settimeout(left_s(deadline))
-                self._socket.sendall(part)
-            return
-        queue = [memoryview(part) for part in parts if len(part)]
-        at = 0
-        while at < len(queue):
-            self._socket.settimeout(left_s(deadline))
-            sent = self._socket.sendmsg(queue[at : at + _PARTS_MAX])
-            while at < len(queue) and sent >= len(queue[at]):
-                sent -= len(queue[at])
-                at += 1
-            if sent:
-                queue[at] = queue[at][sent:]
-
-
-def left_s(deadline: float) -> float:
-    """Seconds until the monotonic `deadline`. Raises TimeoutError."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("deadline")
-    return left
-
 
 def _open(endpoint: Endpoint, deadline: float) -> socket.socket:
     timeout_s = min(CONNECT_TIMEOUT_S, left_s(deadline))
     plain = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
-    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if endpoint.tls is None:
         return plain
     try:
@@ -280,16 +202,17 @@ def _open(endpoint: Endpoint, deadline: float) -> socket.socket:
 
 
 def _encode(command: Command) -> list[Part]:
-    """Small parts are joined; a memoryview stays what it is."""
+    """Small arguments are joined; those in pieces stay what they are."""
     out: list[Part] = []
     text = bytearray(b"*%d\r\n" % len(command))
-    for part in command:
-        text += b"$%d\r\n" % len(part)
-        if isinstance(part, memoryview):
-            out += [text, part]
+    for argument in command:
+        if isinstance(argument, tuple):
+            text += b"$%d\r\n" % sum(len(piece) for piece in argument)
+            out += [text, *argument]
             text = bytearray()
         else:
-            text += part
+            text += b"$%d\r\n" % len(argument)
+            text += argument
         text += b"\r\n"
     out.append(text)
     return out

@@ -90,7 +90,8 @@ def hello_then(data: bytes) -> Callable[[socket.socket], None]:
 def read(client: RespConnection, *rooms: bytearray, head: int = 64) -> list[object]:
     seen: list[object] = [None] * len(rooms)
     keys = [b"k%d" % index for index in range(len(rooms))]
-    client.get_into(keys, [memoryview(room) for room in rooms], head, soon(), seen.__setitem__)
+    into = [memoryview(room) for room in rooms]
+    client.get_into(keys, into, lambda got: len(got) <= head, soon(), seen.__setitem__)
     return seen
 
 
@@ -125,7 +126,7 @@ def test_values_that_do_not_fit_are_skipped_and_the_stream_goes_on(client: RespC
 
 def test_windows_bound_what_is_in_flight(client: RespConnection) -> None:
     data = bytes(5 * MIB)
-    sets = [(b"SET", b"k%d" % index, memoryview(data)) for index in range(4)]
+    sets = [(b"SET", b"k%d" % index, (memoryview(data),)) for index in range(4)]
     assert len(data) * 2 > WINDOW_BYTES
     assert client.pipeline(sets, soon()) == [b"OK"] * 4
     assert read(client, *(bytearray(len(data)) for _ in range(4))) == [Value(b"")] * 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.remote.breaker import Breaker, BreakerState
+from kvstore.breaker import Breaker, BreakerState
 
 
 class Clock:

@@ -1,0 +1,1 @@
+"""Blocks of another host's arena, over framed TCP: served by its kvd, pulled by others."""

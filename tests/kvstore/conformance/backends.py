@@ -1,0 +1,318 @@
+"""The stores that every tier test runs against: real files, servers and processes, and what may be
+done to them behind the tier's back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from time import monotonic
+
+import obstore
+
+from kvstore.connector import Limits
+from kvstore.memory import MemoryTier
+from kvstore.peer.client import PeerAddress, peer_tier
+from kvstore.remote.endpoint import Endpoint
+from kvstore.remote.file import FileStore, file_tier
+from kvstore.remote.resp import RespConnection
+from kvstore.remote.s3 import Bucket, open_store, s3_tier
+from kvstore.remote.server import EmbeddedValkey
+from kvstore.remote.valkey import valkey_tier
+from kvstore.tier import Tier
+from tests.kvstore.conformance.blocks import Block
+
+SECRET = bytes(range(100, 132))
+HOST = "127.0.0.1"
+MIB = 1024 * 1024
+LIMITS = Limits(readers=2)
+
+
+class Backend:
+    """One store. What it can't do is not in `can`: read_only, remote (a process that can be stopped
+    and killed), raw (bytes can be changed), purge, ttl, keeps (outlives a restart)."""
+
+    name = ""
+    can: frozenset[str] = frozenset()
+    slow = False
+
+    def __init__(self, folder: Path) -> None:
+        """Start what it needs; `folder` is its own."""
+
+    def open(self) -> Tier:
+        """A new tier on it."""
+        raise NotImplementedError
+
+    def release(self, tier: Tier) -> None:
+        """Done with a tier that `open` gave."""
+        tier.close()
+
+    def close(self) -> None:
+        """Ends what it started."""
+
+    def store(self, blocks: Sequence[Block]) -> None:
+        """Put blocks there, through a tier of its own."""
+        tier = self.open()
+        try:
+            tier.put([block.write() for block in blocks], monotonic() + 20).result(20)
+        finally:
+            self.release(tier)
+
+    def overwrite(self, key: bytes, value: bytes) -> None:
+        """Behind the tier's back."""
+        raise NotImplementedError
+
+    def drop(self, key: bytes) -> None:
+        """Likewise."""
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int:
+        """Of the server."""
+        raise NotImplementedError
+
+    @property
+    def port(self) -> int:
+        """Of the server."""
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """kill -9, then start again at the same place."""
+        raise NotImplementedError
+
+    def at(self, port: int) -> Tier:
+        """A new tier that reaches the server through another port (a proxy's)."""
+        raise NotImplementedError
+
+    def stall(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+class MemoryBackend(Backend):
+    name = "memory"
+    can = frozenset({"purge", "ttl"})
+
+    def __init__(self, folder: Path) -> None:
+        self._tier = MemoryTier(64 * MIB)
+
+    def open(self) -> Tier:
+        return self._tier
+
+    def release(self, tier: Tier) -> None:
+        """It is the store itself."""
+
+
+class FileBackend(Backend):
+    name = "file"
+    can = frozenset({"raw", "purge", "ttl", "keeps"})
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "blocks"
+        self._store = FileStore(self._folder, 1024 * MIB, 3_600.0, lambda: 0.0)
+
+    def open(self) -> Tier:
+        return file_tier(self._folder, 1024 * MIB, limits=LIMITS)
+
+    def overwrite(self, key: bytes, value: bytes) -> None:
+        path = self._store.path(key)
+        stat = path.stat()
+        aside = path.with_suffix(".aside")
+        aside.write_bytes(value)
+        os.utime(aside, (stat.st_atime, stat.st_mtime))
+        aside.rename(path)
+
+    def drop(self, key: bytes) -> None:
+        self._store.path(key).unlink()
+
+
+class ValkeyBackend(Backend):
+    name = "valkey"
+    can = frozenset({"raw", "remote", "purge", "ttl"})
+
+    def __init__(self, folder: Path) -> None:
+        self._server = EmbeddedValkey(folder, 512 * MIB)
+        self._server.start()
+
+    def open(self) -> Tier:
+        return self.at(self._server.port)
+
+    def at(self, port: int) -> Tier:
+        endpoint = Endpoint.from_url(self._server.url)
+        return valkey_tier(endpoint.at(HOST, port), limits=LIMITS)
+
+    def close(self) -> None:
+        self._server.stop()
+
+    def overwrite(self, key: bytes, value: bytes) -> None:
+        self._call(b"SET", b"wr1:" + key.hex().encode(), value)
+
+    def drop(self, key: bytes) -> None:
+        self._call(b"DEL", b"wr1:" + key.hex().encode())
+
+    def _call(self, *command: bytes) -> None:
+        until = monotonic() + 5
+        with closing(RespConnection(Endpoint.from_url(self._server.url), until)) as client:
+            client.call(*command, deadline=until)
+
+    @property
+    def pid(self) -> int:
+        assert self._server.pid is not None
+        return self._server.pid
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    def restart(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self._server.stop()
+        self._server.start()
+
+
+class Child:
+    """A server of ours, told its port on start and saying it on stdout."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._module = module
+        self._arguments = arguments
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        if not self.port:
+            with socket.socket() as probe:
+                probe.bind((HOST, 0))
+                self.port = probe.getsockname()[1]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", self._module, str(self.port), *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
+        )
+        assert self.process.stdout is not None
+        assert int(self.process.stdout.readline()) == self.port
+
+    def tell(self, **order: str) -> dict[str, int]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, int] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class S3Backend(Backend):
+    name = "s3"
+    can = frozenset({"raw", "remote", "purge"})
+    slow = True  # a Python server: 10 ms a request
+
+    def __init__(self, folder: Path) -> None:
+        self._child = Child("tests.kvstore.conformance.s3_child")
+
+    def _bucket(self, port: int) -> Bucket:
+        return Bucket("blocks", endpoint=f"http://{HOST}:{port}", region="us-east-1")
+
+    def open(self) -> Tier:
+        return self.at(self._child.port)
+
+    def at(self, port: int) -> Tier:
+        return s3_tier(self._bucket(port), limits=LIMITS)
+
+    def close(self) -> None:
+        self._child.kill()
+
+    def overwrite(self, key: bytes, value: bytes) -> None:
+        obstore.put(open_store(self._bucket(self.port)), self._name(key), value)
+
+    def drop(self, key: bytes) -> None:
+        with suppress(FileNotFoundError):
+            obstore.delete(open_store(self._bucket(self.port)), self._name(key))
+
+    @staticmethod
+    def _name(key: bytes) -> str:
+        return f"{key.hex()[:2]}/{key.hex()}.kvb"
+
+    @property
+    def pid(self) -> int:
+        return self._child.process.pid
+
+    @property
+    def port(self) -> int:
+        return self._child.port
+
+    def restart(self) -> None:
+        self._child.kill()
+        self._child.start()
+
+
+class PeerBackend(Backend):
+    name = "peer"
+    can = frozenset({"raw", "remote", "read_only"})
+
+    def __init__(self, folder: Path) -> None:
+        self.child = Child("tests.kvstore.conformance.peer_child", SECRET.hex())
+
+    def open(self) -> Tier:
+        return self.at(self.child.port)
+
+    def at(self, port: int) -> Tier:
+        return peer_tier(PeerAddress(HOST, port), SECRET, LIMITS)
+
+    def close(self) -> None:
+        self.child.kill()
+
+    def store(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self._put(block.key, block.header, block.payload)
+
+    def overwrite(self, key: bytes, value: bytes) -> None:
+        head = min(int.from_bytes(value[8:12], "little"), len(value))
+        self._put(key, value[:head], value[head:])
+
+    def _put(self, key: bytes, header: bytes, payload: bytes) -> None:
+        self.child.tell(
+            do="put",
+            key=key.hex(),
+            header=base64.b64encode(header).decode(),
+            payload=base64.b64encode(payload).decode(),
+        )
+
+    def drop(self, key: bytes) -> None:
+        self.child.tell(do="drop", key=key.hex())
+
+    @property
+    def pid(self) -> int:
+        return self.child.process.pid
+
+    @property
+    def port(self) -> int:
+        return self.child.port
+
+    def restart(self) -> None:
+        self.child.kill()
+        self.child.start()
+
+
+BACKENDS: dict[str, type[Backend]] = {
+    backend.name: backend
+    for backend in (MemoryBackend, FileBackend, ValkeyBackend, S3Backend, PeerBackend)
+}
