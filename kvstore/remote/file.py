@@ -123,6 +123,16 @@ class FileStore:
         with self._lock:
             self._unlink(key)
 
+    def lives(self, key: bytes) -> bool:
+        """Whether the block is there; one whose time is over goes now."""
+        try:
+            if self.path(key).stat().st_mtime > self.now():
+                return True
+        except FileNotFoundError:
+            return False
+        self.drop(key)
+        return False
+
     def sweep(self) -> None:
         """Remove what is over or was never finished, count the rest, keep to the bound."""
         self._sweep_at = time.monotonic() + SWEEP_EVERY_S
@@ -254,7 +264,7 @@ class FileSession:
 
     def _write(self, write: Write) -> Outcome:
         path, aside = self._store.path(write.key), self._store.aside(write.key)
-        if path.exists():
+        if self._store.lives(write.key):
             return PRESENT
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
