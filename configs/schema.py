@@ -89,6 +89,25 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_events_replay: str = ""
 
 
+class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where KV blocks go besides the device, and come back from.
+
+    `host`: "auto" or "inproc" (this process's own memory), or "off". `host_bytes`: how much the
+    host's store may hold. Blocks of a remote store live `remote_ttl_s` after their last use. A load
+    that takes longer than `load_deadline_ms` is given up, and a question longer than `lookup_ms`.
+    One of `check_one_in` loads is compared with what is computed here; 0 compares none.
+    """
+
+    host: str = "auto"
+    host_bytes: _Bytes = 512 * 1024 * 1024
+    remote_ttl_s: _Seconds = 86_400.0
+    staging_bytes: _Bytes = 64 * 1024 * 1024
+    load_deadline_ms: _Millis = 2_000.0
+    lookup_ms: _Millis = 100.0
+    write_deadline_ms: _Millis = 5_000.0
+    check_one_in: _Count = 256
+
+
 class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An OpenAI-compatible server of another kind (vLLM, SGLang, ...) as a replica.
 
@@ -213,6 +232,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: ModelConfig
     bus: BusConfig = BusConfig()
     link_tls: TlsConfig | None = None
+    kv: KvConfig = KvConfig()
     router: RouterConfig = RouterConfig()
     replicas: tuple[ReplicaConfig, ...] = ()
     backends: tuple[BackendConfig, ...] = ()

@@ -27,6 +27,11 @@ def link_secret(cluster_secret: bytes) -> str:
     return hmac.new(cluster_secret, b"wr-link-1", hashlib.sha256).hexdigest()
 
 
+def block_mac_key(cluster_secret: bytes) -> bytes:
+    """What replicas sign the headers of stored KV blocks with: 32 bytes."""
+    return hmac.digest(cluster_secret, b"wr-block-mac-1", "sha256")
+
+
 def registry_key(cluster_secret: bytes) -> bytes:
     """What routers seal their shared settings with: 32 bytes."""
     return hmac.digest(cluster_secret, b"wr-registry-1", "sha256")

@@ -175,6 +175,51 @@ def scope_id(cluster_key: bytes, salt: bytes) -> bytes:
     return keyed_hash(cluster_key, b"scope", _field(b"salt", salt))
 
 
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What all blocks of one chain have in common, so that each of them can be named alone."""
+
+    cluster_key: bytes
+    salt: bytes
+    public_cut_blocks: int
+    public_root: bytes
+    own_root: bytes
+    scope: bytes
+
+    @classmethod
+    def of(cls, cluster_key: bytes, namespace: Namespace, salt: bytes, cut_blocks: int) -> Lineage:
+        """Of the chains of one namespace, salt and public cut."""
+        return cls(
+            cluster_key=cluster_key,
+            salt=salt,
+            public_cut_blocks=cut_blocks,
+            public_root=root(cluster_key, namespace, PUBLIC_SALT),
+            own_root=root(cluster_key, namespace, salt),
+            scope=scope_id(cluster_key, salt),
+        )
+
+    def identity(self, index: int, before: bytes, key: bytes, tokens: bytes) -> BlockIdentity:
+        """Who block `index` is; `before` is the key of the block before it, if there is one."""
+        cut = self.public_cut_blocks
+        public = index < cut
+        namespace = self.public_root if public else self.own_root
+        if not index:
+            parent = namespace
+        elif index == cut:
+            parent = private_parent(self.cluster_key, before, self.salt)
+        else:
+            parent = before
+        return BlockIdentity(
+            key=BlockKey(key),
+            parent=parent,
+            namespace=namespace,
+            scope=PUBLIC_SCOPE if public else self.scope,
+            index=index,
+            public_cut_blocks=0 if public else cut,
+            tokens=tokens,
+        )
+
+
 def identities(
     cluster_key: bytes,
     namespace: Namespace,
@@ -190,23 +235,9 @@ def identities(
     size, cut = 4 * namespace.layout.block_tokens, public_cut_blocks
     if len(tokens) < size * len(keys) or not 0 <= cut <= len(keys):
         raise ValueError("the chain is not of these tokens")
-    public, own = root(cluster_key, namespace, PUBLIC_SALT), root(cluster_key, namespace, salt)
-    scope = scope_id(cluster_key, salt)
-    found: list[BlockIdentity] = []
-    parent = public if cut else own
-    for index, key in enumerate(keys):
-        if index == cut and cut:
-            parent = private_parent(cluster_key, keys[cut - 1], salt)
-        found.append(
-            BlockIdentity(
-                key=key,
-                parent=parent,
-                namespace=public if index < cut else own,
-                scope=PUBLIC_SCOPE if index < cut else scope,
-                index=index,
-                public_cut_blocks=0 if index < cut else cut,
-                tokens=tokens[index * size : (index + 1) * size],
-            )
-        )
-        parent = key
-    return found
+    lineage = Lineage.of(cluster_key, namespace, salt, cut)
+    befores = (b"", *keys)
+    return [
+        lineage.identity(index, befores[index], key, tokens[index * size : (index + 1) * size])
+        for index, key in enumerate(keys)
+    ]

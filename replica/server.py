@@ -36,6 +36,7 @@ from events.secrets import link_secret, parse_secret
 from events.subjects import check_id
 from events.tls import check_mutual, server_context
 from kvstore.identity import HASH_VERSION, Namespace, key_id
+from kvstore.layout import Layout
 from replica.boot import claim_boot
 from replica.engine.loop import EngineThread
 from replica.front.app import FrontApp
@@ -46,10 +47,13 @@ from replica.front.link import LinkSettings
 from replica.front.output import StepQueue
 from replica.grammar.compiler import GrammarCompiler
 from replica.publish import Publisher
+from replica.tiers.build import build_tiers
+from replica.tiers.metrics import TierMetrics
 
 if TYPE_CHECKING:
     from replica.kv_events.publisher import KvEventPublisher
     from replica.sched.plan import Runner
+    from replica.tiers.mover import BlockMover
 
 log = logging.getLogger("replica")
 
@@ -71,6 +75,7 @@ class Parts:
     card: ModelCard
     layout: KVLayout
     runner: Runner
+    mover: BlockMover
     door: socket.socket
     tls: ssl.SSLContext | None
     state_folder: Path
@@ -133,17 +138,19 @@ def _load(config: Path, replica_id: str) -> Parts:
         _say(f"model    reading {path}")
         card = load_card(path)
         _say(f"runner   loading weights for {replica.device}")
-        layout, runner = _build(card, replica)
+        layout, runner, mover = _build(card, replica)
         undo.pop_all()
-    return Parts(cluster, replica, card, layout, runner, door, tls, config.parent / BOOT_FOLDER)
+    boots = config.parent / BOOT_FOLDER
+    return Parts(cluster, replica, card, layout, runner, mover, door, tls, boots)
 
 
-def _build(card: ModelCard, replica: ReplicaConfig) -> tuple[KVLayout, Runner]:
+def _build(card: ModelCard, replica: ReplicaConfig) -> tuple[KVLayout, Runner, BlockMover]:
     # Late: whoever only asks for --help, or has a bad file, need not wait for torch.
     from replica.runner.build import build_runner, kv_layout
 
     try:
-        return kv_layout(card, replica), build_runner(card, replica)
+        layout, runner = kv_layout(card, replica), build_runner(card, replica)
+        return layout, runner, runner.mover(Layout.of(layout))
     except RuntimeError as error:
         raise ConfigError(f"the model can't be set up: {str(error).splitlines()[0]}") from error
 
@@ -225,7 +232,8 @@ async def serve(parts: Parts) -> None:
     hello = hello_of(parts)
     async with contextlib.AsyncExitStack() as ending:
         queue = StepQueue(asyncio.get_running_loop())
-        engine = EngineThread(parts.runner, queue, parts.replica, secret)
+        tiers = build_tiers(parts.cluster.kv, secret, Namespace.of_hello(hello), parts.mover)
+        engine = EngineThread(parts.runner, queue, parts.replica, secret, tiers=tiers)
         if parts.replica.kv_events:
             telling = _tell_others(engine, parts)
             ending.push_async_callback(telling.close)
@@ -241,6 +249,8 @@ async def serve(parts: Parts) -> None:
 
         link = LinkSettings(replica=replica_id, boot=boot, secret=link_secret(secret))
         front = build_front(engine, queue, _served(parts, hello), link, Patience())
+        if tiers is not None:
+            front.expose(TierMetrics(tiers))
         runner = front.runner()
         ending.push_async_callback(runner.cleanup)
         await runner.setup()

@@ -21,7 +21,7 @@ from events.errors import InvariantError, WarmrouteError
 from kvstore.identity import block_key
 from replica.engine.gate import OutputGate
 from replica.engine.inbox import Inbox, Posted, Word
-from replica.engine.messages import EngineLoad, EngineRequest, StepSink
+from replica.engine.messages import EngineLoad, EngineRequest, EngineTiers, StepSink
 from replica.engine.report import report
 from replica.engine.seen import SeenDispatches
 from replica.sched.invariants import check_scheduler
@@ -54,8 +54,10 @@ class EngineThread:
         config: ReplicaConfig,
         cluster_key: bytes,
         check: bool = False,
+        tiers: EngineTiers | None = None,
     ) -> None:
-        """`check`: test every invariant after every commit (slow; for tests)."""
+        """`check`: test every invariant after every commit (slow; for tests). `tiers` are started
+        and closed with the engine."""
         self.scheduler = Scheduler(
             Limits(
                 total_blocks=runner.total_blocks,
@@ -68,7 +70,9 @@ class EngineThread:
             next_key=partial(block_key, cluster_key),
             after_commit=check_scheduler if check else None,
             eviction=config.eviction,
+            tiers=tiers,
         )
+        self._tiers = tiers
         self.broken_invariants = 0
         self.failed_plans = 0
         self._runner = runner
@@ -81,7 +85,10 @@ class EngineThread:
         self._load = self._report()
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, and the tiers' threads before it."""
+        if self._tiers is not None:
+            self._tiers.attach(self._landed, lambda: self._load.prefill, self._generation)
+            self._tiers.start()
         self._thread.start()
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -141,6 +148,13 @@ class EngineThread:
         """Children that are still owed a finish."""
         return len(self._gate)
 
+    def _landed(self, child: ChildId, blocks: int) -> None:
+        """The terminal event of a load, from any thread."""
+        self._post(partial(self.scheduler.landed, child, blocks))
+
+    def _generation(self, block: int) -> int:
+        return self.scheduler.cache.pool.generation(block)
+
     def _post(self, command: Callable[[], None]) -> None:
         self._inbox.post(Word(command))
 
@@ -154,6 +168,8 @@ class EngineThread:
             _log.critical("the engine stops: %s", _cause(error))
         finally:
             self._die()
+            if self._tiers is not None:
+                self._tiers.close()
             self._runner.close()
 
     def _step(self) -> bool:

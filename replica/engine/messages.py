@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from events.request import SamplingParams
 from kvstore.identity import KeyChain
 from replica.grammar.state import GrammarState
 from replica.sched.plan import ChildId, PlanId
+from replica.sched.tiers import Tiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,25 @@ class StepSink(Protocol):
     """Where outputs go. Called on the engine thread: must return at once and never raise."""
 
     def __call__(self, output: StepOutput) -> None: ...
+
+
+class EngineTiers(Tiers, Protocol):
+    """The tiers below the device, as the engine owns them: started before its thread, closed after
+    its last step and before the runner."""
+
+    def attach(
+        self,
+        landed: Callable[[ChildId, int], None],
+        prefill: Callable[[], PrefillFit],
+        generation: Callable[[int], int],
+    ) -> None:
+        """What they need of the engine; all three may be called on any thread."""
+
+    def start(self) -> None:
+        """Start helper threads."""
+
+    def close(self) -> None:
+        """The device is not touched any more when this returns."""
 
 
 class Engine(Protocol):

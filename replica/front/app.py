@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from aiohttp import web
+from prometheus_client.registry import Collector
 
 from replica.front.health import Progress
 from replica.front.link import LinkServer
@@ -38,6 +39,10 @@ class FrontApp:
         self._metrics = metrics
         self._progress = progress
         metrics.watch(front.engine.load, self._gauges)
+
+    def expose(self, collector: Collector) -> None:
+        """More numbers for /metrics."""
+        self._metrics.registry.register(collector)
 
     def runner(self) -> web.AppRunner:
         """What serves the application; cleaning it up closes the links."""

@@ -1,8 +1,8 @@
 """The paged KV pool: the only place where KV lives on the device.
 
-One tensor per layer, [2, blocks + 1, block_tokens, kv_heads, head_dim]; index 0 holds the keys,
-index 1 the values. The last block is the dump: padding reads and writes go there and nowhere else.
-Who owns which block is the scheduler's business.
+One tensor, [layers, 2, blocks + 1, block_tokens, kv_heads, head_dim]: keys, then values. The last
+block is the dump: padding reads and writes go there and nowhere else. Who owns which block is the
+scheduler's business.
 """
 
 from __future__ import annotations
@@ -47,6 +47,6 @@ class KVPool:
         self.blocks = blocks
         self.block_tokens = block_tokens
         self.dump = blocks
-        shape = (2, blocks + 1, block_tokens, kv_heads, head_dim)
-        tensors = [_zeros(shape, dtype, device) for _ in range(layers)]
-        self.layers = tuple(LayerCache(kv[0], kv[1]) for kv in tensors)
+        shape = (layers, 2, blocks + 1, block_tokens, kv_heads, head_dim)
+        self.kv = _zeros(shape, dtype, device)
+        self.layers = tuple(LayerCache(layer[0], layer[1]) for layer in self.kv)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvstore.layout import Layout
 from replica.models.llama import Llama
 from replica.runner.batch import ForwardBatch, build_batch, row_order
+from replica.runner.mover import PoolMover
 from replica.runner.pool import KVPool
 from replica.sampling.logits import NOT_FINITE, Sampled, sample
 from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult, SampleSpec
@@ -70,6 +72,15 @@ class ModelRunner:
             rows=tuple(_result(row, rows[index]) for index, row in enumerate(plan.rows)),
             device_ms=(time.perf_counter() - started) * 1e3,
         )
+
+    def mover(self, layout: Layout) -> PoolMover:
+        """What copies blocks of the pool; must be out of use when the runner is closed.
+
+        Raises ValueError for a layout that is not the pool's, RuntimeError once closed.
+        """
+        if self._pool is None:
+            raise RuntimeError("the runner is closed")
+        return PoolMover(self._pool, layout)
 
     def close(self) -> None:
         """Let go of weights and KV."""

@@ -69,7 +69,6 @@ class Loading:
             salt=spec.salt,
             public_cut_blocks=spec.public_cut_blocks,
             first=first,
-            before=request.key_before(first),
-            keys=tuple(request.keys[first:last]),
+            chain=tuple(request.keys[:last]),
             tokens=tokens.tobytes(),
         )

@@ -15,10 +15,11 @@ from replica.sched.plan import ChildId
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Full blocks of one child's prompt that the device doesn't hold, from number `first` on.
+    """Full blocks of one child's prompt that the device doesn't hold: those of `chain` from number
+    `first` on.
 
-    `before`: the key of the block before them, empty for none. `tokens`: the blocks' token ids, u32
-    little endian, back to back. `salt` and `public_cut_blocks`: what the chain was made with.
+    `tokens`: their token ids, u32 little endian, back to back. `salt` and `public_cut_blocks`: what
+    the chain was made with.
     """
 
     child: ChildId
@@ -26,9 +27,18 @@ class Wanted:
     salt: bytes
     public_cut_blocks: int
     first: int
-    before: bytes
-    keys: tuple[bytes, ...]
+    chain: tuple[bytes, ...]
     tokens: bytes
+
+    @property
+    def blocks(self) -> int:
+        """How many are wanted."""
+        return len(self.chain) - self.first
+
+    @property
+    def head(self) -> bytes:
+        """The key of the first one that is wanted."""
+        return self.chain[self.first]
 
 
 @dataclass(frozen=True, slots=True)

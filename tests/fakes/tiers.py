@@ -38,7 +38,7 @@ class FakeTiers:
 
     def land(self, wanted: Wanted, blocks: tuple[int, ...]) -> None:
         assert wanted.child not in self.open
-        assert len(blocks) == len(wanted.keys)
+        assert len(blocks) == wanted.blocks
         self.open[wanted.child] = wanted, blocks
         for block in blocks:
             self._runner.kv[block] = [GARBAGE] * self._runner.block_tokens
@@ -68,10 +68,10 @@ class FakeTiers:
 
     def _names(self, wanted: Wanted) -> list[tuple[bytes, int, bytes]]:
         """Tests use hashes that collide: the key alone says too little."""
-        size = len(wanted.tokens) // len(wanted.keys)
+        size = len(wanted.tokens) // wanted.blocks
         return [
             (key, wanted.first + place, wanted.tokens[place * size : (place + 1) * size])
-            for place, key in enumerate(wanted.keys)
+            for place, key in enumerate(wanted.chain[wanted.first :])
         ]
 
     def finish_all(self) -> None:

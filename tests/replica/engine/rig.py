@@ -10,7 +10,7 @@ from threading import Condition
 from configs.schema import ReplicaConfig
 from events.request import SamplingParams
 from replica.engine.loop import EngineThread
-from replica.engine.messages import ChildOutput, EngineRequest, StepOutput
+from replica.engine.messages import ChildOutput, EngineRequest, EngineTiers, StepOutput
 from replica.sched.plan import ChildId, Runner
 from tests.fakes.runner import FakeRunner
 from tests.replica.sched.rig import KEY, VOCAB, chain_of, plain_run, sampling
@@ -57,12 +57,19 @@ class Sink:
 class EngineRig:
     """An engine thread with its sink; children are numbered by the rig."""
 
-    def __init__(self, runner: Runner, block_tokens: int, **settings: object) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        block_tokens: int,
+        *,
+        tiers: EngineTiers | None = None,
+        **settings: object,
+    ) -> None:
         self.sink = Sink()
         self.block_tokens = block_tokens
         defaults = {"id": "r", "max_step_tokens": 32, "max_running": 8, "context_tokens": 4_000}
         config = ReplicaConfig(**{**defaults, **settings})
-        self.engine = EngineThread(runner, self.sink, config, KEY, check=True)
+        self.engine = EngineThread(runner, self.sink, config, KEY, check=True, tiers=tiers)
         self.specs: dict[int, EngineRequest] = {}
         self._children = 0
 

@@ -1,0 +1,238 @@
+"""One tier as a replica uses it: what it gives is checked, its speed measured, its faults kept.
+
+A block that fails its check is deleted there, not asked for again for a while, and counted by its
+reason; a tier that gives many of them is not asked at all for a while.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+from kvstore.block import encode, header_of
+from kvstore.errors import Reason
+from kvstore.identity import BlockIdentity
+from kvstore.layout import Layout
+from kvstore.tier import Handle, Health, Outcome, Read, Status, Tier, Write
+from kvstore.verify import Verifier
+
+QUARANTINE_S = 60.0
+MAX_QUARANTINED = 4_096
+DISTRUST_AFTER = 8
+"""So many refused blocks within QUARANTINE_S, and the tier is left alone for as long."""
+
+GRACE_S = 0.25
+"""How much later than its deadline a batch may end before it is cancelled."""
+
+_NEWEST = 0.2
+_LOCAL_LATENCY_MS, _LOCAL_BYTES_PER_MS = 0.2, 2e6
+_REMOTE_LATENCY_MS, _REMOTE_BYTES_PER_MS = 2.0, 3e5
+
+
+class Speed:
+    """How long reads take: latency of a question, and bytes by time; both learnt as they happen."""
+
+    def __init__(self, latency_ms: float, bytes_per_ms: float) -> None:
+        self.latency_ms = latency_ms
+        self.ms_per_byte = 1.0 / bytes_per_ms
+
+    def predict_ms(self, read_bytes: int) -> float:
+        """One question and one read of so many bytes."""
+        return self.latency_ms + read_bytes * self.ms_per_byte
+
+    def asked(self, took_ms: float) -> None:
+        """One question was answered."""
+        self.latency_ms += _NEWEST * (took_ms - self.latency_ms)
+
+    def read(self, read_bytes: int, took_ms: float) -> None:
+        """So many bytes came, and were checked."""
+        self.ms_per_byte += _NEWEST * (took_ms / read_bytes - self.ms_per_byte)
+
+
+@dataclass(slots=True)
+class LevelCounts:
+    """Since the start. `refused` and `failed` by reason; `wasted`: came too late, or behind a hole
+    or a refused block."""
+
+    asked: int = 0
+    hits: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0
+    stored: int = 0
+    stored_bytes: int = 0
+    present: int = 0
+    wasted: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+
+
+class Level:
+    """Threads may share it. Every header is signed with `mac_key`, since a host's blocks may go on
+    to other hosts; it is asked for where others than this host's processes can write."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        layout: Layout,
+        verifier: Verifier,
+        mac_key: bytes,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        trusted = tier.caps.trusted
+        self.tier = tier
+        self.name = tier.caps.name
+        self.counts = LevelCounts()
+        self.speed = Speed(
+            _LOCAL_LATENCY_MS if trusted else _REMOTE_LATENCY_MS,
+            _LOCAL_BYTES_PER_MS if trusted else _REMOTE_BYTES_PER_MS,
+        )
+        self._layout = layout
+        self._verifier = verifier
+        self._mac_key = mac_key
+        self._asked_mac = None if trusted else mac_key
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._lock = Lock()
+        self._quarantined: OrderedDict[bytes, float] = OrderedDict()
+        self._distrusted_until = float("-inf")
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is worth asking now."""
+        return self._clock() >= self._distrusted_until and self.tier.health() is not Health.OPEN
+
+    def fetch_ms(self, blocks: int) -> float:
+        """How long so many blocks would take from here."""
+        return self.speed.predict_ms(blocks * self._layout.payload_bytes)
+
+    def holds(self, chain: Sequence[bytes], first: int, deadline: float) -> int:
+        """How many blocks of a chain from number `first` on are there, and not in quarantine.
+
+        The whole chain is asked for if it may be there whole: a question renews what it finds, and
+        heads must not die before their tails.
+        """
+        if not self.usable:
+            return 0
+        chain = chain[: self._good_prefix(chain)]
+        there = self._ask(chain, deadline)
+        if first and there <= first:
+            return self._ask(chain[first:], deadline)
+        return max(0, there - first)
+
+    def _ask(self, keys: Sequence[bytes], deadline: float) -> int:
+        if not keys:
+            return 0
+        started = self._clock()
+        count = self.tier.exists_prefix(keys, deadline)
+        self.speed.asked((self._clock() - started) * 1e3)
+        self.counts.asked += 1
+        return count
+
+    def read(
+        self, blocks: Sequence[BlockIdentity], into: Sequence[memoryview], deadline: float
+    ) -> int:
+        """Bring blocks into buffers that nobody else can write, and check them there.
+
+        Returns how many from the first one on came, in time and right. When it returns, nobody
+        writes the buffers any more.
+        """
+        started = self._clock()
+        reads = [Read(block.key, buffer) for block, buffer in zip(blocks, into, strict=True)]
+        outcomes = self._await(self.tier.get(reads, deadline), deadline)
+        good = 0
+        for block, buffer, outcome in zip(blocks, into, outcomes, strict=True):
+            if outcome.status is not Status.HIT or not self._accepts(block, buffer, outcome):
+                break
+            good += 1
+        self._count(outcomes, good, self._clock() - started)
+        return good
+
+    def write(
+        self,
+        blocks: Sequence[BlockIdentity],
+        payloads: Sequence[memoryview],
+        writer_boot: int,
+        deadline: float,
+    ) -> None:
+        """Offer blocks; returns when nobody reads the payloads any more."""
+        ttl_s = self._ttl_s
+        writes = []
+        for block, payload in zip(blocks, payloads, strict=True):
+            header = header_of(block, self._layout, payload, writer_boot, ttl_s)
+            writes.append(Write(block.key, encode(header, self._mac_key), payload, ttl_s))
+        outcomes = self._await(self.tier.put(writes, deadline), deadline)
+        counts = self.counts
+        with self._lock:
+            for outcome in outcomes:
+                if outcome.status is Status.STORED:
+                    counts.stored += 1
+                    counts.stored_bytes += self._layout.payload_bytes
+                elif outcome.status is Status.FAILED:
+                    counts.failed[outcome.reason] += 1
+                else:
+                    counts.present += 1
+
+    def refuse(self, key: bytes, reason: Reason) -> None:
+        """A block from here was wrong: nobody shall find it again."""
+        now, counts = self._clock(), self.counts
+        with self._lock:
+            counts.refused[reason] += 1
+            self._quarantined[key] = now + QUARANTINE_S
+            while len(self._quarantined) > MAX_QUARANTINED:
+                self._quarantined.popitem(last=False)
+            self._forget_old(now)
+            if len(self._quarantined) >= DISTRUST_AFTER:
+                self.distrust()
+        self.tier.delete([key])
+
+    def distrust(self) -> None:
+        """Leave the whole tier alone for a while."""
+        self._distrusted_until = self._clock() + QUARANTINE_S
+
+    def _accepts(self, block: BlockIdentity, payload: memoryview, outcome: Outcome) -> bool:
+        header = self._verifier.header(outcome.header, block, self._asked_mac)
+        if isinstance(header, Reason):
+            self.refuse(block.key, header)
+            return False
+        reason = self._verifier.payload(header, payload)
+        if reason is not None:
+            self.refuse(block.key, reason)
+        return reason is None
+
+    def _await(self, handle: Handle, deadline: float) -> Sequence[Outcome]:
+        """The outcomes; a batch that doesn't end by itself is cancelled and counts as failed."""
+        try:
+            return handle.result(max(0.0, deadline - self._clock()) + GRACE_S)
+        except TimeoutError:
+            handle.cancel()
+            return handle.result(GRACE_S)
+
+    def _count(self, outcomes: Sequence[Outcome], good: int, took_s: float) -> None:
+        counts, read_bytes = self.counts, good * self._layout.payload_bytes
+        hits = sum(outcome.status is Status.HIT for outcome in outcomes)
+        with self._lock:
+            counts.hits += good
+            counts.wasted += hits - good
+            counts.read_bytes += read_bytes
+            counts.read_s += took_s
+            for outcome in outcomes:
+                if outcome.status is Status.FAILED:
+                    counts.failed[outcome.reason] += 1
+            if good:
+                self.speed.read(read_bytes, took_s * 1e3)
+
+    def _good_prefix(self, keys: Sequence[bytes]) -> int:
+        with self._lock:
+            if not self._quarantined:
+                return len(keys)
+            self._forget_old(self._clock())
+            bad = self._quarantined
+            return next((place for place, key in enumerate(keys) if key in bad), len(keys))
+
+    def _forget_old(self, now: float) -> None:
+        while self._quarantined and next(iter(self._quarantined.values())) <= now:
+            self._quarantined.popitem(last=False)

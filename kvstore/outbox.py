@@ -1,0 +1,63 @@
+"""What waits to be written to a tier: bounded, and what waited longest is dropped first.
+
+A block that is not written costs somebody a recompute; a writer that makes others wait costs more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from threading import Condition
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """Filled from any thread, emptied by one. `dropped` counts what found no room."""
+
+    def __init__(self, max_items: int) -> None:
+        self.dropped = 0
+        self._max_items = max_items
+        self._items: deque[T] = deque()
+        self._changed = Condition()
+        self._closed = False
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self._items) + self._taken
+
+    def put(self, items: Iterable[T]) -> None:
+        """Never waits."""
+        with self._changed:
+            if self._closed:
+                return
+            self._items.extend(items)
+            while len(self._items) > self._max_items:
+                self._items.popleft()
+                self.dropped += 1
+            self._changed.notify_all()
+
+    def take(self, most: int) -> list[T]:
+        """The next items, as soon as there are any; none once closed. Ends the last `take`."""
+        with self._changed:
+            self._taken = 0
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._items or self._closed)
+            if self._closed:
+                return []
+            taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
+            self._taken = len(taken)
+            return taken
+
+    def drain(self, timeout_s: float) -> bool:
+        """Whether all was taken, and what was taken dealt with, within the time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not len(self), timeout_s)
+
+    def close(self) -> None:
+        """Forget what waits; idempotent."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()

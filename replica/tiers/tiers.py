@@ -1,0 +1,73 @@
+"""What the scheduler sees of the tiers: loading in, writing out, one object for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from events.load import PrefillFit
+from kvstore.cascade import Cascade
+from replica.sched.plan import ChildId
+from replica.sched.tiers import StoredBlock, Wanted
+from replica.tiers.loader import Loader
+from replica.tiers.outbound import Outbound
+from replica.tiers.spotcheck import SpotCheck
+
+
+class ReplicaTiers:
+    """Implements `replica.sched.tiers.Tiers`. The engine attaches itself, then starts it."""
+
+    def __init__(
+        self, cascade: Cascade, loader: Loader, outbound: Outbound, spot: SpotCheck
+    ) -> None:
+        self.cascade = cascade
+        self.loader = loader
+        self.outbound = outbound
+        self.spot = spot
+
+    def attach(
+        self,
+        landed: Callable[[ChildId, int], None],
+        prefill: Callable[[], PrefillFit],
+        generation: Callable[[int], int],
+    ) -> None:
+        """`landed` takes terminal events from any thread; `prefill` and `generation` are the
+        engine's speed and the pool's block generations, read on any thread."""
+        self.loader.landed = landed
+        self.loader.prefill = prefill
+        self.outbound.generation = generation
+
+    def start(self) -> None:
+        """Start the helper threads."""
+        self.loader.start()
+        self.outbound.start()
+
+    def look(self, wanted: Wanted) -> None:
+        """See Tiers.look."""
+        self.loader.look(wanted)
+
+    def worth(self, wanted: Wanted) -> bool:
+        """See Tiers.worth."""
+        return self.loader.worth(wanted)
+
+    def land(self, wanted: Wanted, blocks: tuple[int, ...]) -> None:
+        """See Tiers.land."""
+        self.loader.land(wanted, blocks)
+
+    def drop(self, child: ChildId) -> None:
+        """See Tiers.drop."""
+        self.loader.drop(child)
+
+    def stored(self, block: StoredBlock) -> None:
+        """See Tiers.stored."""
+        self.outbound.stored(block)
+
+    def used(self, keys: tuple[bytes, ...]) -> None:
+        """See Tiers.used."""
+        self.outbound.used(keys)
+
+    def close(self) -> None:
+        """End every load and forget what waits; the device is not touched when this returns."""
+        self.loader.close()
+        self.outbound.close()
+        for level in self.cascade.levels:
+            level.tier.close()

@@ -1,0 +1,123 @@
+"""One tier in use: checked, measured, left alone when it gives wrong blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.errors import Reason
+from kvstore.identity import BlockIdentity
+from kvstore.level import DISTRUST_AFTER, QUARANTINE_S, Level
+from kvstore.memory import MemoryTier
+from kvstore.verify import Verifier
+from tests.kvstore.blocks import BOOT, CLUSTER_KEY, LAYOUT, payload_of, run_of
+
+FAR = 1e9
+MAC_KEY = b"m" * 32
+
+
+class Foreign(MemoryTier):
+    """As if others could write it too."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        caps = self.caps
+        self.caps = type(caps)("foreign", caps.max_value_bytes, True, True, False, True)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def level_of(tier: MemoryTier, mac_key: bytes = MAC_KEY, clock: Clock | None = None) -> Level:
+    return Level(tier, LAYOUT, Verifier(CLUSTER_KEY, LAYOUT), mac_key, clock=clock or Clock())
+
+
+def written(level: Level, blocks: Sequence[BlockIdentity]) -> list[bytearray]:
+    payloads = [payload_of(block.index) for block in blocks]
+    level.write(blocks, [memoryview(payload) for payload in payloads], BOOT, FAR)
+    return payloads
+
+
+def read(level: Level, blocks: Sequence[BlockIdentity]) -> tuple[int, list[bytearray]]:
+    into = [bytearray(LAYOUT.payload_bytes) for _ in blocks]
+    return level.read(blocks, [memoryview(buffer) for buffer in into], FAR), into
+
+
+def keys_of(blocks: Sequence[BlockIdentity]) -> list[bytes]:
+    return [block.key for block in blocks]
+
+
+def test_what_was_written_is_read_and_counted() -> None:
+    level, blocks = level_of(MemoryTier(1 << 20)), run_of(3)
+    payloads = written(level, blocks)
+    assert level.holds(keys_of(blocks), 0, FAR) == 3
+    assert level.holds(keys_of(blocks), 2, FAR) == 1
+    assert read(level, blocks) == (3, payloads)
+    counts = level.counts
+    assert (counts.stored, counts.hits, counts.wasted) == (3, 3, 0)
+    assert counts.read_bytes == counts.stored_bytes == 3 * LAYOUT.payload_bytes
+    written(level, blocks)
+    assert counts.present == 3
+
+
+def test_what_is_behind_a_hole_is_found_but_not_read_through_it() -> None:
+    tier = MemoryTier(1 << 20)
+    level, blocks = level_of(tier), run_of(4)
+    written(level, blocks)
+    tier.delete([blocks[1].key])
+    keys = keys_of(blocks)
+    assert [level.holds(keys, first, FAR) for first in range(4)] == [1, 0, 2, 1]
+    assert read(level, blocks)[0] == 1
+    assert level.counts.wasted == 2
+
+
+def test_S1_a_foreign_tier_needs_our_signature_and_a_host_s_own_does_not() -> None:
+    for tier, came in ((Foreign(), 0), (MemoryTier(1 << 20), 2)):
+        blocks = run_of(2)
+        written(level_of(tier, mac_key=b"x" * 32), blocks)
+        level = level_of(tier)
+        assert read(level, blocks)[0] == came
+        assert level.counts.refused == ({} if came else {Reason.MAC: 1})
+    level = level_of(Foreign())
+    written(level, blocks)
+    assert read(level, blocks)[0] == 2
+
+
+def test_a_wrong_block_is_deleted_and_rests_for_a_while() -> None:
+    tier, clock = MemoryTier(1 << 20), Clock()
+    level, blocks = level_of(tier, clock=clock), run_of(3)
+    written(level, blocks)
+    level.refuse(blocks[1].key, Reason.PAYLOAD)
+    assert tier.exists_prefix([blocks[1].key], FAR) == 0
+    written(level, blocks[1:2])
+    keys = keys_of(blocks)
+    assert level.holds(keys, 0, FAR) == 1
+    assert level.holds(keys, 2, FAR) == 0
+    clock.now += QUARANTINE_S
+    assert level.holds(keys, 0, FAR) == 3
+
+
+def test_many_wrong_blocks_shut_the_tier_out_for_a_while() -> None:
+    clock = Clock()
+    level, blocks = level_of(MemoryTier(1 << 20), clock=clock), run_of(2)
+    written(level, blocks)
+    for number in range(DISTRUST_AFTER):
+        assert level.usable
+        level.refuse(number.to_bytes(16, "little"), Reason.KEY)
+    assert not level.usable
+    assert level.holds(keys_of(blocks), 0, FAR) == 0
+    clock.now += QUARANTINE_S
+    assert level.usable
+    assert level.holds(keys_of(blocks), 0, FAR) == 2
+
+
+def test_speed_is_learnt() -> None:
+    level = level_of(MemoryTier(1 << 20))
+    for _ in range(40):
+        level.speed.asked(4.0)
+        level.speed.read(1_000, 10.0)
+    assert abs(level.speed.predict_ms(500) - 9.0) < 0.1
