@@ -61,6 +61,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     not; "lru" is there for comparison.
     kv_events, kv_events_replay: ZMQ addresses on this machine (tcp://127.0.0.1:5557, ipc://...) at
     which the cache's changes are published as vLLM does, token ids in clear; empty for none.
+    itl_target_ms: while answers are being written, prompts are computed in pieces small enough that
+    a step ends by then; 0 for pieces of `max_step_tokens`.
     """
 
     id: str
@@ -75,6 +77,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     context_tokens: _Some = 8192
     max_running: _Some = 32
     max_step_tokens: _Some = 512
+    itl_target_ms: _Delay = 200.0
     max_waiting_tokens: _Some = 262_144
     eviction: Eviction = "segmented"
     revision: str = ""

@@ -66,6 +66,7 @@ class EngineThread:
                 max_running=config.max_running,
                 max_step_tokens=config.max_step_tokens,
                 max_waiting_tokens=config.max_waiting_tokens,
+                itl_target_ms=config.itl_target_ms,
             ),
             next_key=partial(block_key, cluster_key),
             after_commit=check_scheduler if check else None,

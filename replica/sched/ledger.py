@@ -17,6 +17,7 @@ from replica.sched.refusals import bad_request, too_long
 from replica.sched.request import Request
 
 HORIZON_TOKENS = 64
+MAX_PREFILLS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,11 @@ Answer = Granted | Later | Never
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one replica can hold, how much it lets wait, and how far a newcomer looks ahead."""
+    """What one replica can hold, how much it lets wait, and how far a newcomer looks ahead.
+
+    `itl_target_ms`: while others decode, a step computes only as much prefill as lets it end by
+    then; 0 leaves it to `max_step_tokens`. `max_prefills`: prompts that are computed by turns.
+    """
 
     total_blocks: int
     block_tokens: int
@@ -52,6 +57,8 @@ class Limits:
     max_step_tokens: int
     max_waiting_tokens: int
     horizon_tokens: int = HORIZON_TOKENS
+    itl_target_ms: float = 0.0
+    max_prefills: int = MAX_PREFILLS
 
     def blocks(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""

@@ -1,8 +1,9 @@
-"""The planner: one step's rows out of one token budget, in service order.
+"""The planner: one step's rows out of one token budget.
 
-Tokens go to decodes first, then to prefill chunks. Blocks go in service order: whoever is visited
-may take them from the far end of the same order, which is never planned yet. Then, if nobody had to
-be preempted, waiting requests are admitted as far as the ledger grants.
+Waiting requests are admitted first, as far as the ledger grants: what those that run need next is
+part of its answer. Tokens go to decodes, then to prefill chunks, shortest first. Blocks go in
+service order: whoever is visited may take them from the far end of the same order, which is never
+planned yet.
 """
 
 from __future__ import annotations
@@ -10,39 +11,28 @@ from __future__ import annotations
 from collections import Counter
 
 from replica.cache.prefix import Lease, PrefixCache
+from replica.sched.chunks import ChunkBudget, shortest_first
 from replica.sched.ledger import Answer, Granted, Later, Ledger, Never
 from replica.sched.lifecycle import Lifecycle
 from replica.sched.loading import Loading
-from replica.sched.plan import ExecutionPlan, PlanId, PlanRow
+from replica.sched.plan import ChildId, ExecutionPlan, PlanId, PlanRow
 from replica.sched.request import Request, State
+from replica.sched.timing import Timing
 
 SCAN_REQUESTS = 64
 """How many waiting requests one step looks at."""
 
 
 class Draft:
-    """The plan in the making: its rows, and the tokens that are left."""
+    """The plan in the making: its rows, and how many tokens each request may compute in it."""
 
-    def __init__(self, tokens: int, decodes: int) -> None:
+    def __init__(self) -> None:
         self.rows: list[PlanRow] = []
         self.requests: list[Request] = []
-        self.decode_left = min(tokens, decodes)
-        self.prefill_left = tokens - self.decode_left
-        self.preempted = False
-
-    def quota(self, request: Request) -> int:
-        """Tokens that the request may compute in this step."""
-        if request.debt == 1 and self.decode_left:
-            return 1
-        return min(request.debt, self.prefill_left)
+        self.quotas: dict[ChildId, int] = {}
 
     def add(self, request: Request, row: PlanRow) -> None:
         """One more row."""
-        count = len(row.token_ids)
-        if request.debt == 1 and self.decode_left:
-            self.decode_left -= 1
-        else:
-            self.prefill_left -= count
         self.rows.append(row)
         self.requests.append(request)
 
@@ -50,7 +40,9 @@ class Draft:
 class Planner:
     """Reads and moves requests; truth about computed tokens is the commit's alone."""
 
-    def __init__(self, ledger: Ledger, lifecycle: Lifecycle, loading: Loading) -> None:
+    def __init__(
+        self, ledger: Ledger, lifecycle: Lifecycle, loading: Loading, timing: Timing
+    ) -> None:
         self.later: Counter[str] = Counter()
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -58,19 +50,18 @@ class Planner:
         self._limits = ledger.limits
         self._lifecycle = lifecycle
         self._loading = loading
+        self._timing = timing
         self._table = lifecycle.table
         self._cache: PrefixCache = lifecycle.cache
         self._blocked: tuple[int, int, int] | None = None
 
     def plan(self, plan_id: PlanId, now_s: float) -> ExecutionPlan | None:
         """The next step, or None when nothing can run now."""
-        running = self._table.running
-        draft = Draft(self._limits.max_step_tokens, sum(request.debt == 1 for request in running))
+        draft = Draft()
         self._serve_suspect(draft)
         if not draft.rows:
+            self._admit_waiting(now_s)
             self._serve_running(draft)
-            if not draft.preempted:
-                self._admit_waiting(draft, now_s)
         if not draft.rows:
             return None
         for request, row in zip(draft.requests, draft.rows, strict=True):
@@ -84,28 +75,49 @@ class Planner:
         """After a failed plan each of its rows runs alone once, to find the culprit."""
         for place, request in enumerate(list(self._table.running)):
             if request.suspect and request.state is State.RUNNING:
+                draft.quotas[request.child] = min(request.debt, self._limits.max_step_tokens)
                 self._visit(request, draft, place)
                 if draft.rows:
                     return
 
     def _serve_running(self, draft: Draft) -> None:
         running = self._table.running
+        self._share_tokens(draft)
         place = 0
-        while place < len(running) and len(draft.rows) < self._limits.max_running:
+        while place < len(running):
             request = running[place]
-            self._visit(request, draft, place)
+            if request.child in draft.quotas:
+                self._visit(request, draft, place)
             place += request.state is State.RUNNING
+
+    def _share_tokens(self, draft: Draft) -> None:
+        """Decodes get theirs first, in service order; prefill chunks share the rest."""
+        limits = self._limits
+        seats = limits.max_running
+        decodes = [request for request in self._table.running if request.debt == 1]
+        del decodes[min(seats, limits.max_step_tokens) :]
+        draft.quotas.update((request.child, 1) for request in decodes)
+        prefills = [request for request in self._table.running if request.debt > 1]
+        if not prefills:
+            return
+        model = self._timing.model()
+        budget = ChunkBudget(
+            limits.max_step_tokens - len(decodes), limits.itl_target_ms, decodes, model
+        )
+        for request in shortest_first(prefills, model):
+            if len(draft.quotas) < seats and (count := budget.take(request)):
+                draft.quotas[request.child] = count
 
     def _visit(self, request: Request, draft: Draft, place: int) -> None:
         """Plan one running request; `place` is where it stands in the service order."""
-        count = self._reserve(request, draft.quota(request), draft, place)
+        count = self._reserve(request, draft.quotas[request.child], place)
         if count:
             draft.add(request, self._row(request, count))
         elif place == 0 and not (draft.rows or self._loading.under_way or self._cache.available):
             # First in line, nothing free, nobody to take from: it holds all that there is.
             self._lifecycle.refuse(request, self._ledger.outgrown(request).error)
 
-    def _reserve(self, request: Request, count: int, draft: Draft, place: int) -> int:
+    def _reserve(self, request: Request, count: int, place: int) -> int:
         """Get the blocks for `count` tokens; returns how many tokens they are good for."""
         missing = self._limits.blocks(request.computed + count) - len(request.blocks)
         if missing <= 0:
@@ -114,7 +126,6 @@ class Planner:
             victim = self._victim(place)
             if victim is None:
                 break
-            draft.preempted = True
             self._lifecycle.preempt(victim)
         request.blocks += self._cache.allocate(min(missing, self._cache.available))
         room = len(request.blocks) * self._limits.block_tokens - request.computed
@@ -144,15 +155,18 @@ class Planner:
             sample=request.sample_spec(end) if last else None,
         )
 
-    def _admit_waiting(self, draft: Draft, now_s: float) -> None:
+    def _admit_waiting(self, now_s: float) -> None:
+        """Start what fits beside those that run, as many prompts at once as take turns."""
+        prefills = sum(request.debt > 1 for request in self._table.running)
         for request in self._table.waiting[:SCAN_REQUESTS]:
-            if draft.prefill_left <= 0 or len(draft.rows) >= self._limits.max_running:
-                self.later["tokens"] += 1
+            if prefills >= self._limits.max_prefills:
+                self.later["prefills"] += 1
                 return
             if self._leader(request) is not None:
                 self.later["cold_prefix"] += 1
-            elif not self._try_admit(request, draft, now_s):
+            elif not self._try_admit(request, now_s):
                 return
+            prefills += request.state is State.RUNNING and request.debt > 1
 
     def _leader(self, request: Request) -> Request | None:
         """A request that is about to have the next block which this one needs too."""
@@ -166,7 +180,7 @@ class Planner:
                 return other
         return None
 
-    def _try_admit(self, request: Request, draft: Draft, now_s: float) -> bool:
+    def _try_admit(self, request: Request, now_s: float) -> bool:
         """Admit it, or say no to it, or leave it; False when the queue has to wait behind it."""
         seated = [*self._table.running, *self._table.loading]
         if seated and self._blocked == (request.child, self._cache.available, len(seated)):
@@ -187,8 +201,6 @@ class Planner:
             return False
         if isinstance(answer, Never):
             self._lifecycle.refuse(request, answer.error)
-        elif request.state is State.RUNNING:
-            self._visit(request, draft, len(self._table.running))
         return True
 
     def _ask(self, request: Request, hit_blocks: int, seated: list[Request]) -> Answer:

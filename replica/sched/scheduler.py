@@ -51,7 +51,7 @@ class Scheduler:
         self.lifecycle = Lifecycle(self.table, self.cache, tiers)
         self.ledger = Ledger(limits)
         self._loading = Loading(limits, self.lifecycle)
-        self.planner = Planner(self.ledger, self.lifecycle, self._loading)
+        self.planner = Planner(self.ledger, self.lifecycle, self._loading, self.timing)
         self.in_flight: ExecutionPlan | None = None
         self.last_plan = PlanId(0)
         self.next_deadline_s = NEVER_S

@@ -13,6 +13,7 @@ from itertools import chain, combinations
 import numpy as np
 
 from events.load import DecodeFit, PrefillFit
+from replica.sched.chunks import StepModel
 from replica.sched.plan import ExecutionPlan
 
 FORGETTING = 0.995
@@ -124,6 +125,10 @@ class Timing:
             per_context=per_context,
             confidence=self._decode.confidence,
         )
+
+    def model(self) -> StepModel:
+        """Both models, and how far off the prefill model is on average."""
+        return StepModel(self.prefill, self.decode, self._prefill.relative_error)
 
     def observe(self, plan: ExecutionPlan, device_ms: float) -> None:
         """One executed step."""

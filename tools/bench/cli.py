@@ -17,6 +17,7 @@ BENCHES = {
         "requests and chunks a second on one core",
     ),
     "live": ("tools.bench.live.command", "live servers in turn: ours, peers, any OpenAI URL"),
+    "sched": ("tools.bench.sched", "what plan and commit cost, and long prompts those who decode"),
     "router": ("tools.bench.router", "the router's choice: time, memory, errors"),
 }
 

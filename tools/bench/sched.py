@@ -1,21 +1,30 @@
 """What the scheduler itself costs: CPU microseconds of plan and commit per step, without a model.
 
-python -m tools.bench.sched [--rows 32] [--context 2000] [--waiting 200] [--steps 400]
+With --chunking also what a long prompt costs 16 others that decode, on the real model.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import sys
 import time
+from dataclasses import asdict
 from functools import partial
 
+from configs.model.card import load_card
+from configs.schema import ReplicaConfig
 from events.request import SamplingParams
 from kvstore.identity import KeyChain, block_key
 from replica.engine.messages import EngineRequest
+from replica.runner.build import build_runner
 from replica.sched.ledger import Limits
 from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, RowResult
 from replica.sched.scheduler import Scheduler
+from tools.bench.chunking import ChunkingBench
+from tools.fetch import default_model
+from tools.flags import factor, output_file, positive
 
 BLOCK_TOKENS = 16
 _KEY = b"bench" * 4
@@ -74,17 +83,44 @@ def measure(rows: int, context: int, waiting: int, steps: int) -> list[tuple[flo
     return [timed_step(scheduler) for _ in range(steps)]
 
 
-def main() -> None:
-    """Print one line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def costs(samples: list[tuple[float, float]]) -> dict[str, dict[str, float]]:
+    """Median and p99 in microseconds."""
+    return {
+        name: {
+            "p50_us": statistics.median(values),
+            "p99_us": statistics.quantiles(values, n=100)[98],
+        }
+        for name, values in zip(("plan", "commit"), zip(*samples, strict=True), strict=True)
+    }
+
+
+def chunking(itl_target_ms: float) -> dict[str, dict[str, float]]:
+    """The default model's figures; see tools.bench.chunking."""
+    card = load_card(default_model())
+    runner = build_runner(card, ReplicaConfig(id="bench", kv_blocks=1_024))
+    modes = ChunkingBench(runner, card.shape.vocab).measure(itl_target_ms)
+    runner.close()
+    return {f"chunking_{name}": asdict(outcome) for name, outcome in modes.items()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print one line for each figure."""
+    parser = argparse.ArgumentParser(prog="warmroute bench sched", description=__doc__)
     for name, default in (("rows", 32), ("context", 2_000), ("waiting", 200), ("steps", 400)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    options = parser.parse_args()
-    samples = measure(options.rows, options.context, options.waiting, options.steps)
-    for name, values in zip(("plan", "commit"), zip(*samples, strict=True), strict=True):
-        p99 = statistics.quantiles(values, n=100)[98]
-        print(f"{name:>6}  p50 {statistics.median(values):6.0f} us  p99 {p99:6.0f} us")
+        parser.add_argument(f"--{name}", type=positive, default=default)
+    parser.add_argument("--chunking", action="store_true", help="also with the real model")
+    parser.add_argument("--itl-target-ms", type=factor, default=200.0)
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
+    flags = parser.parse_args(arguments)
+    found = costs(measure(flags.rows, flags.context, flags.waiting, flags.steps))
+    if flags.chunking:
+        found |= chunking(flags.itl_target_ms)
+    for name, values in found.items():
+        print(f"{name:>15}  " + "  ".join(f"{key} {value:.0f}" for key, value in values.items()))
+    if flags.json:
+        flags.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -72,6 +72,7 @@ class Bench:
         next_key: NextKey = real_key,
         horizon_tokens: int = HORIZON_TOKENS,
         tiered: bool = False,
+        **limits: float,
     ) -> None:
         self.limits = Limits(
             total_blocks=total_blocks,
@@ -81,6 +82,7 @@ class Bench:
             max_step_tokens=max_step_tokens,
             max_waiting_tokens=max_waiting_tokens,
             horizon_tokens=horizon_tokens,
+            **limits,
         )
         self.next_key = next_key
         self.runner = FakeRunner(total_blocks, block_tokens, VOCAB, eos)

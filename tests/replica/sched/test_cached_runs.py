@@ -98,7 +98,7 @@ def test_c6_a_chunked_leader_keeps_its_followers_waiting_and_others_pass() -> No
     plans = [bench.step() for _ in range(3)]
     rows = [[row.child for row in plan.rows] for plan in plans if plan is not None]
     assert rows[:2] == [[leader], [leader, other]]
-    assert rows[2] == [leader, other, *followers]
+    assert rows[2] == [leader, *followers, other]
     bench.run()
     assert [bench.cached(child) for child in followers] == [16, 16, 16]
     bench.assert_right()

@@ -1,0 +1,101 @@
+"""Chunked prefill: which prompts a step goes on with, and how many tokens of each.
+
+Shortest remaining prefill first, so that one long prompt keeps no short one waiting; with ageing,
+so that no stream of short ones keeps a long one waiting. While others decode, the chunks together
+take no more time than the target for the gap between two tokens leaves, by the step times learnt
+here (Sarathi-Serve, OSDI'24, with the size in ms instead of tokens).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from events.load import DecodeFit, PrefillFit
+from replica.sched.request import Request
+
+AGEING = 0.5
+"""A prompt that came 1 s earlier may take this much longer (in s) and still goes first."""
+
+MIN_PREFILL_SHARE = 0.25
+"""Of a step's time: what prefill gets even where the decodes alone take all that the target has."""
+
+MIN_CHUNK_TOKENS = 16
+"""Smaller pieces cost a row, and bring nobody further. The end of a prompt may be smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """The step times of this replica as learnt so far. `error`: mean relative error, 0 to 1."""
+
+    prefill: PrefillFit
+    decode: DecodeFit
+    error: float
+
+    def rest_ms(self, request: Request) -> float:
+        """How long the rest of a request's prefill takes."""
+        return self.prefill.predict_ms(request.computed, request.debt)
+
+    def decodes_ms(self, decodes: Sequence[Request]) -> float:
+        """What a step with a chunk in it takes beside the chunk."""
+        context = sum(request.computed for request in decodes)
+        fit = self.decode
+        return self.prefill.a + fit.per_row * len(decodes) + fit.per_context * context
+
+
+def shortest_first(prefills: Sequence[Request], model: StepModel) -> list[Request]:
+    """In the order in which they get tokens: priority, then remaining time with ageing."""
+
+    def key(request: Request) -> tuple[float, ...]:
+        aged_ms = model.rest_ms(request) + AGEING * 1e3 * request.spec.arrival_s
+        return (-request.spec.priority, aged_ms, *request.rank)
+
+    return sorted(prefills, key=key)
+
+
+class ChunkBudget:
+    """What prefill may take of one step: tokens, and milliseconds where `itl_target_ms` says so."""
+
+    def __init__(
+        self, tokens: int, itl_target_ms: float, decodes: Sequence[Request], model: StepModel
+    ) -> None:
+        self._tokens = tokens
+        self._fit = model.prefill
+        self._ms = math.inf
+        self._untouched = True
+        if itl_target_ms > 0.0 and decodes:
+            alone_ms = model.decodes_ms(decodes)
+            spare_ms = itl_target_ms / (1.0 + model.error) - alone_ms
+            self._ms = max(spare_ms, MIN_PREFILL_SHARE * alone_ms)
+
+    def take(self, request: Request) -> int:
+        """How many tokens of the request this step computes; 0 when too little is left.
+
+        The first one always gets a little: without that, nothing would ever end.
+        """
+        wanted = min(request.debt, self._tokens)
+        if wanted <= 0:
+            return 0
+        count = min(wanted, self._affordable(request.computed))
+        least = min(wanted, MIN_CHUNK_TOKENS)
+        if count < least:
+            if not self._untouched:
+                return 0
+            count = least
+        self._untouched = False
+        self._tokens -= count
+        self._ms -= self._fit.predict_ms(request.computed, count) - self._fit.a
+        return count
+
+    def _affordable(self, start: int) -> int:
+        """The most tokens behind `start` that fit into the time that is left."""
+        if self._ms == math.inf:
+            return self._tokens
+        if self._ms <= 0.0:
+            return 0
+        slope = self._fit.b + self._fit.c * (start + 0.5)
+        square = self._fit.c / 2
+        if square * self._ms < 1e-9 * slope * slope:
+            return self._tokens if slope * self._tokens <= self._ms else int(self._ms / slope)
+        return int((math.sqrt(slope * slope + 4 * square * self._ms) - slope) / (2 * square))
