@@ -15,7 +15,7 @@ from tools.sim.call import TraceError
 from tools.sim.faults import fault, speed
 from tools.sim.plot import draw, require_matplotlib
 from tools.sim.profiles import DEVICES
-from tools.sim.settings import Settings
+from tools.sim.settings import ITL_TARGET_MS, Settings
 from tools.sim.simulate import EVERY, OURS, load_trace, simulate
 from tools.sim.summary import SLO_TTFT_S
 from tools.sim.table import table, title
@@ -51,6 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=sorted(DEVICES), default="h100-8b")
     parser.add_argument(
         "--kv-tokens", type=positive, default=1_048_576, help="of each replica's pool"
+    )
+    parser.add_argument(
+        "--itl-target-ms",
+        type=float,
+        default=ITL_TARGET_MS,
+        help="longest step while others decode (%(default)g); 0 for none",
     )
     parser.add_argument("--slo-ttft-s", type=factor, default=SLO_TTFT_S, metavar="S")
     parser.add_argument(
@@ -91,6 +97,7 @@ def _settings(flags: argparse.Namespace) -> Settings:
             load=flags.load,
             device=DEVICES[flags.device],
             kv_tokens=flags.kv_tokens,
+            itl_target_ms=flags.itl_target_ms,
             seed=flags.seed,
             bus=BusFaults(flags.lag_ms / 1e3, flags.jitter_ms / 1e3, flags.loss),
             speeds=tuple(flags.slow),

@@ -2,8 +2,8 @@
 
 A step is planned, lasts as long as the device says, and is committed. While a batch only decodes
 and nobody waits, its steps are all alike: they are taken in one go, and cut short when somebody
-comes. That changes no time and no token; only the time models that the replica learns see fewer
-steps, all alike.
+comes. That changes no token and hardly a time: the time models that the replica learns see fewer
+steps, all alike, and chunks that aim at a target follow these.
 """
 
 from __future__ import annotations

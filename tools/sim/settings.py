@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from configs.schema import ReplicaConfig
 from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES, Device
 from tools.sim.wire import RELIABLE, BusFaults
 
 CLAIRVOYANT = "clairvoyant"
 DEFAULT_DEVICE = DEVICES["h100-8b"]
+ITL_TARGET_MS = ReplicaConfig(id="").itl_target_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,7 @@ class Settings:
     load: float | None = 0.75
     device: Device = DEFAULT_DEVICE
     kv_tokens: int = 1_048_576
+    itl_target_ms: float = ITL_TARGET_MS
     seed: int = 1
     bus: BusFaults = RELIABLE
     speeds: tuple[tuple[str, float], ...] = ()

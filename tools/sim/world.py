@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from configs.schema import ReplicaConfig, RouterConfig
+from configs.schema import RouterConfig
 from events.decision import RouteDecision
 from events.load import DigestShape, KVLayout, ReplicaHello
 from events.request import SamplingParams
@@ -38,7 +38,6 @@ CONTEXT_TOKENS = 1 << 23
 BITS_PER_BLOCK = 16
 TENANT_SALT = b"simulated-tenant"
 MAX_WAITING_TOKENS = 1 << 40
-ITL_TARGET_MS = ReplicaConfig(id="").itl_target_ms
 
 
 @dataclass(slots=True)
@@ -364,5 +363,5 @@ def _limits(hello: ReplicaHello, settings: Settings) -> Limits:
         max_running=device.max_running,
         max_step_tokens=device.max_step_tokens,
         max_waiting_tokens=MAX_WAITING_TOKENS,
-        itl_target_ms=ITL_TARGET_MS,
+        itl_target_ms=settings.itl_target_ms,
     )
