@@ -242,13 +242,14 @@ class Attempt:
 
     def _noting(self, direct: Direct) -> Direct:
         """What goes there counts as heard from the replica."""
+        give, usage, clock = direct.give, self._usage, time.monotonic
 
-        def give(delta: CoreDelta) -> None:
-            self._last_delta_s = time.monotonic()
-            self._usage[delta.child] = delta.usage
-            direct.give(delta)
+        def pass_on(delta: CoreDelta) -> None:
+            self._last_delta_s = clock()
+            usage[delta.child] = delta.usage
+            give(delta)
 
-        return Direct(direct.free, give)
+        return Direct(direct.free, pass_on)
 
     def fail(self, failure: AttemptError) -> None:
         """Report an end that is not an answer."""

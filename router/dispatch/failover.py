@@ -140,9 +140,15 @@ class Run:
             self._grow(tokens)
 
     def _noting(self, direct: Direct) -> Direct:
-        """What goes there is delivered."""
+        """What goes there is delivered: as `_note` says, in one step a delta."""
+        give, grow, note = direct.give, self._grow, self._record.note
 
-        return Direct(direct.free, lambda delta: direct.give(self._note(delta)))
+        def pass_on(delta: CoreDelta) -> None:
+            if grow is not None:
+                grow(len(delta.token_ids))
+            give(note(delta))
+
+        return Direct(direct.free, pass_on)
 
     def _note(self, delta: CoreDelta) -> CoreDelta:
         """The delta as the reader gets it: the one place where all that is delivered passes."""

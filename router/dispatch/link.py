@@ -354,8 +354,9 @@ class ReplicaLink:
             self._put(rest)
 
     def _put(self, deltas: Iterable[CoreDelta]) -> None:
+        find = self._sinks.get
         for delta in deltas:
-            sink = self._sinks.get((delta.request_id, delta.attempt))
+            sink = find((delta.request_id, delta.attempt))
             if sink is None or not sink.put(delta):
                 self.counts["late_deltas"] += 1
 

@@ -56,9 +56,10 @@ class Progress:
 
         Raises InvariantError for a choice that doesn't exist or has ended.
         """
-        index = prompt * self._n + delta.child
-        if not 0 <= delta.child < self._n or not 0 <= index < len(self.choices):
-            raise InvariantError(f"a delta for child {delta.child} of {self._n}")
+        child = delta.child
+        index = prompt * self._n + child
+        if not 0 <= child < self._n or not 0 <= index < len(self.choices):
+            raise InvariantError(f"a delta for child {child} of {self._n}")
         choice = self.choices[index]
         if choice.finish is not None:
             raise InvariantError(f"a delta for choice {choice.index} after its end")

@@ -92,10 +92,12 @@ class Pump:
     def _push(self, delta: CoreDelta) -> None:
         """Write one delta here and now."""
         events = self._reply.feed(delta)
-        self._note_gap()
+        now_s = self._clock()
+        self._metrics.gap(now_s - self._heard_s)
+        self._heard_s = now_s
         if events:
-            self._writer.put(b"".join(events))
-            self._sent_s = self._heard_s
+            self._writer.put(events[0] if len(events) == 1 else b"".join(events))
+            self._sent_s = now_s
 
     async def _write(self, data: bytes) -> None:
         await self._writer.write(data)

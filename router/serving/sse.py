@@ -85,8 +85,8 @@ class EventWriter:
 
     def flush(self) -> None:
         """Send what was put."""
-        data = b"".join(self._pending)
-        self._pending.clear()
+        pending, self._pending = self._pending, []
+        data = pending[0] if len(pending) == 1 else b"".join(pending)
         transport = self._transport
         if data and transport is not None and not transport.is_closing():
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))
