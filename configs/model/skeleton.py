@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import nodes
 
@@ -123,33 +123,41 @@ def holes(roles: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
+class Hole(NamedTuple):
+    """A text between two markers: `around` is a format of the contents with these `numbers`."""
+
+    around: str
+    numbers: tuple[int, ...]
+
+    def filled(self, contents: Sequence[str]) -> str:
+        """The text."""
+        return self.around % tuple([contents[number] for number in self.numbers])
+
+
 class Skeleton:
     """What stands around the contents of messages with certain roles."""
 
     def __init__(self, text: str, segments: Callable[[str], list[Segment]]) -> None:
         """`text` is the rendering of `holes(...)`; `segments` cuts it at its markers."""
         self.copies = 0
-        self._parts: list[Segment | tuple[str, tuple[int, ...]]] = []
+        self.parts: list[Segment | Hole] = []
         for segment in segments(text):
             if segment.special_id is not None:
-                self._parts.append(segment)
+                self.parts.append(segment)
                 continue
             parts = list(_parts(segment.text))
             numbers = tuple(part for part in parts if isinstance(part, int))
             texts = (part.replace("%", "%%") if isinstance(part, str) else "%s" for part in parts)
             self.copies += len(numbers)  # how often contents are written
-            self._parts.append(("".join(texts), numbers) if numbers else segment)
+            self.parts.append(Hole("".join(texts), numbers) if numbers else segment)
 
     def filled(self, contents: Sequence[str]) -> list[Segment]:
         """The conversation with these contents, none of which holds a marker or a part of one."""
         found = []
-        for part in self._parts:
+        for part in self.parts:
             if isinstance(part, Segment):
                 found.append(part)
-                continue
-            around, numbers = part
-            text = around % tuple([contents[number] for number in numbers])
-            if text:
+            elif text := part.filled(contents):
                 found.append(Segment(text, None))
         return found
 

@@ -206,16 +206,17 @@ class ChatTemplate:
         """
         if tools and not self.supports_tools:
             raise TemplateError("this model's chat template has no place for tools")
-        if not tools and (found := self.filled(messages, add_generation_prompt)) is not None:
-            return found
+        if not tools and (found := self.outlined(messages, add_generation_prompt)) is not None:
+            skeleton, contents = found
+            return skeleton.filled(contents)
         check(tools)
         return self._render_fully(messages, tools, add_generation_prompt)
 
-    def filled(
+    def outlined(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True
-    ) -> list[Segment] | None:
-        """The same for plain messages without a marker, without running the template: quick, and
-        bounded. None for others."""
+    ) -> tuple[Skeleton, list[str]] | None:
+        """The same for plain messages without a marker, without running the template: what stands
+        around their contents, and these. Quick, and bounded. None for others."""
         if not self._traceable or not isinstance(messages, list) or not messages:
             return None
         known = plain(messages)
@@ -225,7 +226,7 @@ class ChatTemplate:
         if any(map(self._breaker.cuts, contents)) or not all(map(_is_unicode, contents)):
             return None
         skeleton = self._skeleton(roles, add_generation_prompt)
-        return None if skeleton is None else skeleton.filled(contents)
+        return None if skeleton is None else (skeleton, contents)
 
     def _make_skeleton(
         self, roles: tuple[str, ...], add_generation_prompt: bool

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from configs.model.card import ModelCard
@@ -17,11 +17,13 @@ from configs.model.errors import TemplateError
 from configs.model.segment import Segment
 from router.openai import faults
 from router.rendering.offload import Offload
+from router.rendering.outline import Outline
 from router.rendering.pieces import Pieces
 from router.rendering.textcache import TextCache, pack
 from router.rendering.turns import Turns
 from router.waiting.held import Held
 
+OUTLINES_KEPT = 256
 INLINE_TEMPLATE_CHARS = 65_536
 """Up to here the event loop runs the template by itself."""
 
@@ -77,13 +79,15 @@ class Renderer:
     ) -> None:
         bounds = bounds or RenderBounds()
         self._template = card.template
-        self._marker_ids = cache(lambda token_id: pack((token_id,)))
         self._bos = b"" if card.bos_id is None else pack((card.bos_id,))
         self._turns = Turns(card.template, card.tokenizer, _cache(bounds.turn_memory_bytes))
         self._offload = Offload(executor, bounds.pending_chars, bounds.timeout_s)
         known = _cache(bounds.segment_cache_bytes)
         context_tokens = card.shape.context_tokens
         self._pieces = Pieces(card.tokenizer, context_tokens, known, self._offload)
+        self._outline = lru_cache(OUTLINES_KEPT)(
+            lambda skeleton: Outline(skeleton, card.tokenizer, self._turns)
+        )
 
     async def chat(
         self,
@@ -97,18 +101,23 @@ class Renderer:
         Raises UserError: 400 when the template refuses it or it can't fit the context, 429 and 503
         when too much is waiting.
         """
-        segments = None if tools else self._template.filled(messages)
-        if segments is None:
-            segments = await self._segments(messages, tools)
+        outlined = None if tools else self._template.outlined(messages)
+        if outlined is not None:
+            pieces = self._outline(outlined[0]).pieces(outlined[1], tenant)
+        else:
+            pieces = self._cut(await self._segments(messages, tools), tenant)
+        return RenderedPrompt(await self._pieces.join(pieces, tenant, "messages"))
+
+    def _cut(self, segments: list[Segment], tenant: str) -> list[bytes | str]:
         pieces: list[bytes | str] = []
         for index, (text, special_id) in enumerate(segments):
             if special_id is not None:
-                pieces.append(self._marker_ids(special_id))
+                pieces.append(pack((special_id,)))
             elif (turn := self._turns.recall(tenant, segments, index)) is not None:
                 pieces += turn
             else:
                 pieces.append(text)
-        return RenderedPrompt(await self._pieces.join(pieces, tenant, "messages"))
+        return pieces
 
     async def prompt(self, prompt: str | bytes, *, tenant: str) -> RenderedPrompt:
         """A bare prompt: a text, or token ids as u32 little endian, taken as they are.

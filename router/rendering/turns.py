@@ -63,10 +63,17 @@ class Turns:
         """For the plain segment at `index`, if it is a known turn: the template's text before it,
         and the turn's ids."""
         text = segments[index].text
-        if not text.startswith(self._prefix):
+        if not text.startswith(self._prefix) or not self.opens(segments[:index]):
             return None
-        start = index - len(self._before)
-        if not self._before or start < 0 or segments[start:index] != self._before:
+        return self.known(tenant, text)
+
+    def opens(self, before: Sequence[Segment | None]) -> bool:
+        """Whether a turn may stand behind these segments."""
+        return bool(self._before) and list(before[-len(self._before) :]) == self._before
+
+    def known(self, tenant: str, text: str) -> tuple[str, bytes] | None:
+        """As `recall`, of a text where a turn may stand."""
+        if not text.startswith(self._prefix):
             return None
         ids = self._memory.get(tenant, text[len(self._prefix) :])
         return None if ids is None else (self._prefix, ids)
