@@ -25,17 +25,16 @@ from xxhash import xxh3_64_digest
 from kvstore.errors import BadBlockError, Reason
 from kvstore.identity import BlockIdentity, BlockKey
 from kvstore.layout import MAX_BLOCK_TOKENS, MAX_LAYERS, Layout
+from kvstore.sums import SUM_BYTES, Buffer, layer_sums
 
 MAGIC = b"WRKB"
 VERSION = 1
-SUM_BYTES = 8
 MAC_BYTES = 16
 _HAS_MAC = 1
 _FIXED = struct.Struct("<4sHHIIQ16s16s16s16s16sIIIIII16sQQQ")
+_LAYERS_AT = 116
 _TAIL_BYTES = MAC_BYTES + SUM_BYTES
 MAX_HEADER_BYTES = _FIXED.size + 4 * MAX_BLOCK_TOKENS + SUM_BYTES * MAX_LAYERS + _TAIL_BYTES
-
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +56,6 @@ class BlockHeader:
     expires_ms: int
     writer_boot: int
     sums: bytes
-
-
-def layer_sums(payload: Buffer, layers: int) -> bytes:
-    """The checksums of all layers of a payload, back to back."""
-    view = memoryview(payload).cast("B")
-    size = len(view) // layers
-    return b"".join(
-        [xxh3_64_digest(view[start : start + size]) for start in range(0, size * layers, size)]
-    )
 
 
 def header_of(
@@ -131,6 +121,12 @@ def header_bytes(data: Buffer) -> int:
     if not _FIXED.size + _TAIL_BYTES <= total <= MAX_HEADER_BYTES:
         raise BadBlockError(Reason.MALFORMED)
     return int(total)
+
+
+def layers_of(data: Buffer) -> int:
+    """How many layers a header speaks of that was decoded before."""
+    (layers,) = struct.unpack_from("<I", data, _LAYERS_AT)
+    return int(layers)
 
 
 def decode(data: Buffer, mac_key: bytes | None = None) -> BlockHeader:

@@ -59,12 +59,14 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`header`: the bytes as they were stored, with a HIT. `reason`: one word, with FAILED; it may
-    become a label of a counter."""
+    """`header`: the bytes as they were stored, with a HIT. `sums`: the checksums of the layers as
+    they have landed, where the tier has made them: they cost little while the bytes are in the
+    processor's cache. `reason`: one word, with FAILED; it may become a label of a counter."""
 
     status: Status
     header: bytes = b""
     reason: str = ""
+    sums: bytes = b""
 
 
 MISS = Outcome(Status.MISS)
@@ -78,9 +80,9 @@ WRONG_SIZE = Outcome(Status.FAILED, reason="size")
 """Header and buffers don't fit together, or the tier takes no block of that size."""
 
 
-def hit(header: bytes) -> Outcome:
+def hit(header: bytes, sums: bytes = b"") -> Outcome:
     """The payload has landed."""
-    return Outcome(Status.HIT, header)
+    return Outcome(Status.HIT, header, sums=sums)
 
 
 def failed(reason: str) -> Outcome:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from xxhash import xxh3_64_digest
-
-from kvstore.block import SUM_BYTES, BlockHeader, Buffer, decode, layer_sums
+from kvstore.block import BlockHeader, decode
 from kvstore.errors import BadBlockError, Reason
 from kvstore.identity import BlockIdentity, block_key
 from kvstore.layout import Layout
+from kvstore.sums import Buffer, layer_sums
+from kvstore.tier import Outcome
 
 
 def wall_ms() -> int:
@@ -70,14 +70,24 @@ class Verifier:
             return Reason.EXPIRED
         return None
 
-    def layer(self, header: BlockHeader, layer: int, payload: Buffer) -> bool:
-        """Whether one layer of `payload` is what was written. Call it once the bytes lie in memory
-        that nobody else can write."""
-        view = memoryview(payload).cast("B")[self._layout.segment(layer)]
-        return xxh3_64_digest(view) == header.sums[layer * SUM_BYTES : (layer + 1) * SUM_BYTES]
-
     def payload(self, header: BlockHeader, payload: Buffer) -> Reason | None:
-        """All layers; None when all is right."""
+        """Whether these are the bytes that were written; None when they are. Call it once they lie
+        in memory that nobody else can write."""
         if memoryview(payload).nbytes != header.payload_bytes:
             return Reason.SIZE
         return None if layer_sums(payload, header.layers) == header.sums else Reason.PAYLOAD
+
+    def verdict(
+        self,
+        outcome: Outcome,
+        expected: BlockIdentity,
+        payload: Buffer,
+        mac_key: bytes | None = None,
+    ) -> BlockHeader | Reason:
+        """Of a hit that has landed in `payload`: the header when header and payload are right."""
+        header = self.header(outcome.header, expected, mac_key)
+        if not isinstance(header, BlockHeader):
+            return header
+        if not outcome.sums:
+            return self.payload(header, payload) or header
+        return header if outcome.sums == header.sums else Reason.PAYLOAD

@@ -19,9 +19,11 @@ import numpy as np
 from kvstore.arena.arena import Arena
 from kvstore.arena.control import Control, LocalControl
 from kvstore.arena.messages import MAX_KEYS, Finished, Opened, Place, Refusal, Want
-from kvstore.block import decode
+from kvstore.arena.segment import Segment
+from kvstore.block import decode, layers_of
 from kvstore.errors import BadBlockError, StoreError
 from kvstore.handle import Job, WorkThread
+from kvstore.sums import copy_sums
 from kvstore.tier import (
     MISS,
     PRESENT,
@@ -169,24 +171,25 @@ class ArenaTier:
         outcomes: list[Outcome] = []
         try:
             for place, (read, block) in enumerate(zip(reads, opened, strict=False)):
-                outcomes.append(job.stopping or self._copy_out(control, read, block))
+                outcomes.append(job.stopping or self._copy_out(control.segment, read, block))
                 if landed is not None and outcomes[-1].status is Status.HIT:
                     landed(first + place)
         finally:
             control.release([block.place for block in opened])
         return outcomes + [MISS] * (len(reads) - len(outcomes))
 
-    def _copy_out(self, control: Control, read: Read, block: Opened) -> Outcome:
-        size, place, segment = block.payload_bytes, block.place, control.segment
+    def _copy_out(self, segment: Segment, read: Read, block: Opened) -> Outcome:
+        size, place = block.payload_bytes, block.place
         if read.into.nbytes != size:
             return WRONG_SIZE
         if segment.generation(place.offset) != place.generation:
             return MISS
-        np.copyto(np.frombuffer(read.into, np.uint8), segment.slot(place.offset, size))
+        into = np.frombuffer(read.into, np.uint8)
+        sums = copy_sums(into, segment.slot(place.offset, size), layers_of(block.header))
         if segment.generation(place.offset) != place.generation:
             return MISS
         self._read_bytes += size
-        return hit(block.header)
+        return hit(block.header, sums)
 
     def _put(self, writes: Sequence[Write], job: Job) -> list[Outcome]:
         outcomes: list[Outcome] = []
@@ -200,9 +203,10 @@ class ArenaTier:
         return outcomes
 
     def _put_group(self, control: Control, writes: Sequence[Write], job: Job) -> list[Outcome]:
-        outcomes: list[Outcome | None] = [_checked(write) for write in writes]
-        asked = [place for place, outcome in enumerate(outcomes) if outcome is None]
-        answers = control.reserve([_want(writes[place]) for place in asked], job.deadline)
+        wants = [_want(write) for write in writes]
+        outcomes = [want if isinstance(want, Outcome) else None for want in wants]
+        asked = [place for place, want in enumerate(wants) if isinstance(want, Want)]
+        answers = control.reserve([w for w in wants if isinstance(w, Want)], job.deadline)
         given: list[tuple[int, Place]] = []
         for place, answer in zip(asked, answers, strict=True):
             if isinstance(answer, Place):
@@ -303,19 +307,15 @@ def _groups(sizes: Sequence[int]) -> Iterator[slice]:
         yield slice(start, len(sizes))
 
 
-def _checked(write: Write) -> Outcome | None:
-    """Why it can't be stored, seen from its header alone."""
+def _want(write: Write) -> Want | Outcome:
+    """What to ask for; or why it can't be stored, as far as its header says."""
     try:
         header = decode(write.header)
     except BadBlockError as error:
         return failed(error.reason)
-    right = header.block.key == write.key and header.payload_bytes == write.payload.nbytes
-    return None if right else WRONG_SIZE
-
-
-def _want(write: Write) -> Want:
-    header = decode(write.header)
-    return Want(write.key, write.payload.nbytes, header.block.scope)
+    if header.block.key != write.key or header.payload_bytes != write.payload.nbytes:
+        return WRONG_SIZE
+    return Want(write.key, header.payload_bytes, header.block.scope)
 
 
 def _refused(refusal: Refusal) -> Outcome:

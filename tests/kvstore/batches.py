@@ -33,5 +33,5 @@ def get(
     buffers = [bytearray(layout.payload_bytes) for _ in keys]
     landed: list[int] = []
     reads = [Read(k, memoryview(b)) for k, b in zip(keys, buffers, strict=True)]
-    handle = tier.get(reads, time.monotonic() + SOON_S, landed.append)
-    return list(handle.result(SOON_S)), [bytes(buffer) for buffer in buffers], landed
+    outcomes = list(tier.get(reads, time.monotonic() + SOON_S, landed.append).result(SOON_S))
+    return outcomes, [bytes(buffer) for buffer in buffers], landed

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.block import MAX_HEADER_BYTES, decode, encode, header_bytes, header_of, layer_sums
+from kvstore.block import MAX_HEADER_BYTES, decode, encode, header_bytes, header_of, layers_of
 from kvstore.errors import BadBlockError, Reason
+from kvstore.sums import layer_sums
 from tests.kvstore.blocks import BOOT, LAYOUT, NOW_MS, header_for, payload_of, run_of
 
 GOLDEN = Path(__file__).parents[1] / "data" / "kv_block_v1.hex"
@@ -42,6 +43,7 @@ def test_a_header_is_read_as_it_was_written() -> None:
     assert decode(encode(header, MAC_KEY), MAC_KEY) == header
     assert header.expires_ms == NOW_MS + 1_500
     assert header.sums == layer_sums(payload, LAYOUT.layers)
+    assert layers_of(encode(header)) == LAYOUT.layers
     assert header_bytes(encode(header)[:12]) == len(encode(header)) <= MAX_HEADER_BYTES
 
 

@@ -16,6 +16,7 @@ BENCHES = {
         "tools.bench.gateway.command",
         "requests and chunks a second on one core",
     ),
+    "kv": ("tools.bench.kv.command", "tiers of the KV store beside plain copies of the bytes"),
     "live": ("tools.bench.live.command", "live servers in turn: ours, peers, any OpenAI URL"),
     "sched": ("tools.bench.sched", "what plan and commit cost, and long prompts those who decode"),
     "router": ("tools.bench.router", "the router's choice: time, memory, errors"),

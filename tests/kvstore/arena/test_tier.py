@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 
@@ -16,6 +16,7 @@ from kvstore.arena.source import ArenaSource
 from kvstore.arena.tier import ArenaTier
 from kvstore.block import BlockHeader
 from kvstore.errors import Reason
+from kvstore.handle import Job
 from kvstore.tier import Health, Read, Status, Write
 from kvstore.verify import Verifier
 from tests.kvstore.batches import SOON_S, get, put, writes_of
@@ -47,9 +48,7 @@ def test_what_was_put_is_read_and_set_once(tier: ArenaTier) -> None:
     assert payloads == [bytes(write.payload) for write in writes]
     assert landed == [0, 1, 2, 3]
     for outcome, payload, block in zip(outcomes, payloads, blocks, strict=True):
-        header = VERIFIER.header(outcome.header, block)
-        assert isinstance(header, BlockHeader)
-        assert VERIFIER.payload(header, payload) is None
+        assert isinstance(VERIFIER.verdict(outcome, block, payload), BlockHeader)
     stats = tier.stats()
     assert (stats.hits, stats.stored, stats.present) == (4, 4, 3)
     assert stats.read_bytes == stats.written_bytes == 4 * LAYOUT.payload_bytes
@@ -78,6 +77,7 @@ def test_a_corrupt_byte_anywhere_is_found(at: int, tier: ArenaTier, arena: Arena
     arena.segment.slot(opened.place.offset, LAYOUT.payload_bytes)[at] ^= 1
     arena.end(session)
     (outcome,), (payload,), _ = get(tier, [block.key])
+    assert VERIFIER.verdict(outcome, block, payload) is Reason.PAYLOAD
     header = VERIFIER.header(outcome.header, block)
     assert isinstance(header, BlockHeader)
     assert VERIFIER.payload(header, payload) is Reason.PAYLOAD
@@ -161,9 +161,14 @@ def test_K1_a_cancelled_read_touches_its_buffers_no_more(arena: Arena) -> None:
     reads = [Read(b.key, memoryview(i)) for b, i in zip(blocks, buffers, strict=True)]
     handle = tier.get(reads, time.monotonic() + SOON_S)
     assert meddle.wait(SOON_S)
-    handle._cancelled = True  # type: ignore[attr-defined]
+    canceller = Thread(target=handle.cancel)
+    canceller.start()
+    assert isinstance(handle, Job)
+    while handle.stopping is None:
+        assert canceller.is_alive()
     done.set()
-    handle.cancel()
+    canceller.join(SOON_S)
+    assert not canceller.is_alive()
     assert [outcome.reason for outcome in handle.result(0)] == ["cancelled"] * 3
     assert not any(map(any, buffers))
     tier.close()

@@ -221,10 +221,5 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4_096
 
 
-def test_S1_a_thousand_fuzzed_frames(daemon: Daemon) -> None:
-    harmless(daemon, 1_000, seed=1)
-
-
-@pytest.mark.slow
 def test_S1_ten_thousand_fuzzed_frames(daemon: Daemon) -> None:
-    harmless(daemon, 10_000, seed=2)
+    harmless(daemon, 10_000, seed=1)

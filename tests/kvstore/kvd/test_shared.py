@@ -87,9 +87,7 @@ def killed_at_work(daemon: Daemon, nursery: Nursery, times: int) -> None:
             (outcome,), (payload,), _ = get(tier, [block.key])
             if outcome.status is Status.MISS:
                 continue
-            header = VERIFIER.header(outcome.header, block)
-            assert isinstance(header, BlockHeader)
-            assert VERIFIER.payload(header, payload) is None
+            assert isinstance(VERIFIER.verdict(outcome, block, payload), BlockHeader)
             assert payload == bytes(writes_of(blocks)[place].payload)
             right += 1
     assert right > 0
