@@ -17,7 +17,11 @@ from time import monotonic
 
 import obstore
 
+from kvstore.arena.arena import Arena, ArenaLimits
+from kvstore.arena.segment import Segment
+from kvstore.arena.tier import ArenaTier
 from kvstore.connector import Limits
+from kvstore.kvd.client import open_tier
 from kvstore.memory import MemoryTier
 from kvstore.peer.client import PeerAddress, peer_tier
 from kvstore.remote.endpoint import Endpoint
@@ -28,6 +32,7 @@ from kvstore.remote.server import EmbeddedValkey
 from kvstore.remote.valkey import valkey_tier
 from kvstore.tier import Tier
 from tests.kvstore.conformance.blocks import Block
+from tests.kvstore.kvd.daemon import Daemon
 
 SECRET = bytes(range(100, 132))
 HOST = "127.0.0.1"
@@ -36,8 +41,8 @@ LIMITS = Limits(readers=2)
 
 
 class Backend:
-    """One store. What it can't do is not in `can`: read_only, remote (a process that can be stopped
-    and killed), raw (bytes can be changed), purge, ttl, keeps (outlives a restart)."""
+    """One store, and what can be done to it: server (a process that can be stopped and killed), tcp
+    (reached through a port), raw (bytes can be changed), purge, ttl; read_only is what it is."""
 
     name = ""
     can: frozenset[str] = frozenset()
@@ -112,9 +117,43 @@ class MemoryBackend(Backend):
         """It is the store itself."""
 
 
+class ArenaBackend(Backend):
+    name = "arena"
+    can = frozenset({"purge", "ttl"})
+
+    def __init__(self, folder: Path) -> None:
+        self._arena = Arena(Segment.private(32 * MIB), ArenaLimits())
+
+    def open(self) -> Tier:
+        return ArenaTier.local(self._arena)
+
+
+class KvdBackend(Backend):
+    name = "kvd"
+    can = frozenset({"server", "purge", "ttl"})
+
+    def __init__(self, folder: Path) -> None:
+        self._daemon = Daemon(folder / "kvd.sock", mib=32)
+        self._daemon.start()
+
+    def open(self) -> Tier:
+        return open_tier(self._daemon.path, "conformance")
+
+    def close(self) -> None:
+        self._daemon.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._daemon.pid
+
+    def restart(self) -> None:
+        self._daemon.stop(signal.SIGKILL)
+        self._daemon.start()
+
+
 class FileBackend(Backend):
     name = "file"
-    can = frozenset({"raw", "purge", "ttl", "keeps"})
+    can = frozenset({"raw", "purge", "ttl"})
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "blocks"
@@ -137,7 +176,7 @@ class FileBackend(Backend):
 
 class ValkeyBackend(Backend):
     name = "valkey"
-    can = frozenset({"raw", "remote", "purge", "ttl"})
+    can = frozenset({"raw", "server", "tcp", "purge", "ttl"})
 
     def __init__(self, folder: Path) -> None:
         self._server = EmbeddedValkey(folder, 512 * MIB)
@@ -222,7 +261,7 @@ class Child:
 
 class S3Backend(Backend):
     name = "s3"
-    can = frozenset({"raw", "remote", "purge"})
+    can = frozenset({"raw", "server", "tcp", "purge"})
     slow = True  # a Python server: 10 ms a request
 
     def __init__(self, folder: Path) -> None:
@@ -266,7 +305,7 @@ class S3Backend(Backend):
 
 class PeerBackend(Backend):
     name = "peer"
-    can = frozenset({"raw", "remote", "read_only"})
+    can = frozenset({"raw", "server", "tcp", "read_only"})
 
     def __init__(self, folder: Path) -> None:
         self.child = Child("tests.kvstore.conformance.peer_child", SECRET.hex())
@@ -314,5 +353,13 @@ class PeerBackend(Backend):
 
 BACKENDS: dict[str, type[Backend]] = {
     backend.name: backend
-    for backend in (MemoryBackend, FileBackend, ValkeyBackend, S3Backend, PeerBackend)
+    for backend in (
+        MemoryBackend,
+        ArenaBackend,
+        KvdBackend,
+        FileBackend,
+        ValkeyBackend,
+        S3Backend,
+        PeerBackend,
+    )
 }

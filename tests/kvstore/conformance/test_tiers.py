@@ -148,7 +148,9 @@ def test_delete_forgets(backend: Backend, tier: Tier, seed: Seed) -> None:
     put(tier, chain)
     tier.delete([chain[1].key, b"no such key....."])
     assert exists(tier, chain) == 1
-    assert get(tier, chain)[0] == ["good", "miss", "good"]
+    seen = get(tier, chain)[0]
+    assert seen[:2] == ["good", "miss"]
+    assert seen[2] in ("good", "miss")  # behind a hole a tier may stop
     assert put(tier, chain) == [PRESENT, STORED, PRESENT]
 
 
@@ -296,7 +298,7 @@ def test_threads_share_a_tier(backend: Backend, tier: Tier, seed: Seed) -> None:
     assert seen.count("miss") == 3 * 6 * 5
 
 
-@on("remote")
+@on("server")
 def test_a_stalled_server_costs_the_deadline_and_no_more(
     backend: Backend, tier: Tier, seed: Seed
 ) -> None:
@@ -306,7 +308,7 @@ def test_a_stalled_server_costs_the_deadline_and_no_more(
     backend.stall()
     try:
         began = time.monotonic()
-        assert get(tier, chain, seconds=0.3)[0] == ["deadline"] * 2
+        assert set(get(tier, chain, seconds=0.3)[0]) <= {"deadline", "unreachable"}
         assert tier.exists_prefix([chain[0].key], soon(0.2)) == 0
         assert time.monotonic() - began < 2.0
     finally:
@@ -314,7 +316,7 @@ def test_a_stalled_server_costs_the_deadline_and_no_more(
     assert until(lambda: get(tier, chain)[0] == ["good"] * 2)
 
 
-@on("remote")
+@on("tcp")
 def test_K1_after_cancel_nobody_writes_to_the_room(
     backend: Backend, tier: Tier, seed: Seed
 ) -> None:
@@ -344,7 +346,7 @@ def cuts(block: Block) -> list[int]:
     return [1, 40, 600, head + 300, size // 2, size + head, 2 * size, 3 * size - 1]
 
 
-@on("remote")
+@on("tcp")
 def test_a_connection_cut_in_the_middle_goes_on_where_it_broke(
     backend: Backend, seed: Seed
 ) -> None:
@@ -359,7 +361,7 @@ def test_a_connection_cut_in_the_middle_goes_on_where_it_broke(
             tier.close()
 
 
-@on("remote")
+@on("tcp")
 def test_one_that_is_always_cut_gives_no_wrong_block(backend: Backend, seed: Seed) -> None:
     chain = chain_of(3, seed(), kv=LARGE)
     backend.store(chain)
@@ -371,7 +373,7 @@ def test_one_that_is_always_cut_gives_no_wrong_block(backend: Backend, seed: See
         tier.close()
 
 
-@on("remote")
+@on("server")
 def test_a_restarted_server_is_used_again(backend: Backend, tier: Tier, seed: Seed) -> None:
     chain = chain_of(3, seed())
     backend.store(chain)
@@ -382,7 +384,7 @@ def test_a_restarted_server_is_used_again(backend: Backend, tier: Tier, seed: Se
     assert tier.health() is Health.OK
 
 
-@on("remote")
+@on("server")
 def test_close_while_busy_ends_everything(backend: Backend, seed: Seed) -> None:
     chain = chain_of(2, seed())
     backend.store(chain)
@@ -406,7 +408,7 @@ def test_close_while_busy_ends_everything(backend: Backend, seed: Seed) -> None:
     tier.close()
 
 
-@on("remote")
+@on("tcp")
 def test_a_store_that_is_away_is_left_alone(backend: Backend, seed: Seed) -> None:
     chain = chain_of(1, seed())
     with CuttingProxy(backend.port, 0, always=True) as proxy:
