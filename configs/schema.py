@@ -118,7 +118,8 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `api_key_env`: the environment variable that holds its key. `events`: "bridge" where `warmroute
     bridge` tells of its cache; with "none" what was sent there is all that is known. A replica with
     the same `block_tokens` and `dtype` shares its pool. 0 means unknown, or as the model allows.
-    `cache_salt` sends the field that keeps the tenants' blocks apart. `idle_connection_s` must be
+    `cache_salt` sends the field that keeps the tenants' blocks apart. `structured`: the server
+    enforces `response_format`, `structured_outputs` and `tool_choice`. `idle_connection_s` must be
     below the server's keep-alive.
     """
 
@@ -133,6 +134,7 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_blocks: _Count = 0
     max_running: _Some = 256
     cache_salt: bool = True
+    structured: bool = False
     idle_connection_s: _Seconds = 2.0
 
 

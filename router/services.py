@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from configs.model.card import ModelCard
 from configs.schema import ClusterConfig
+from events.grammar import GRAMMAR
 from router.backends.backends import Backends
 from router.choice.choose import RouterBrain
 from router.cluster.registry import Registry
@@ -89,10 +90,14 @@ class Services:
 
 
 def limits_in(widest: Limits, pool: Pool | None) -> Limits:
-    """The smallest context anywhere counts."""
-    if pool is None or pool.context_tokens >= widest.context_tokens:
+    """The smallest context anywhere counts, and what at least one replica can do."""
+    if pool is None:
         return widest
-    return replace(widest, context_tokens=pool.context_tokens)
+    grammars = GRAMMAR in pool.abilities
+    if grammars and pool.context_tokens >= widest.context_tokens:
+        return widest
+    context_tokens = min(pool.context_tokens, widest.context_tokens)
+    return replace(widest, context_tokens=context_tokens, grammars=grammars)
 
 
 def widest_limits(config: ClusterConfig, card: ModelCard) -> Limits:

@@ -182,6 +182,7 @@ class ChatTemplate:
             tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"the chat template can't be compiled: {error}") from error
+        self.source = source
         self.supports_tools = "tools" in find_undeclared_variables(tree)
         self._markers = dict(markers)
         self._variables = dict(variables or {})

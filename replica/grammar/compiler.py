@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
+from events.finite import can_end
 from events.grammar import JSON_SCHEMA, LARK, REGEX, Grammar
 from replica.grammar import faults
-from replica.grammar.schema import can_end
 from replica.grammar.state import GrammarState
 from replica.grammar.tokens import Spelling, grammar_tokenizer
 
@@ -106,10 +107,20 @@ def _text(grammar: Grammar) -> str:
     elif grammar.kind == REGEX:
         made = LLMatcher.grammar_from_regex(grammar.source)
     elif grammar.kind == LARK:
-        made = LLMatcher.grammar_from_lark(grammar.source)
+        made = LLMatcher.grammar_from_lark(_lark(grammar))
     else:
         raise faults.unknown_kind(grammar)
     return made
+
+
+def _lark(grammar: Grammar) -> str:
+    """Its own dialect, or GBNF as llama.cpp and vLLM's users write it. Raises UserError."""
+    if is_lark_syntax(grammar.source):
+        return grammar.source
+    try:
+        return gbnf_to_lark(grammar.source)
+    except Exception:  # of any kind: the converter trusts its input
+        raise faults.from_library(grammar, "") from None
 
 
 def _schema(grammar: Grammar) -> str:

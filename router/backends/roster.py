@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from configs.model.card import ModelCard
 from configs.schema import BackendConfig, ClusterConfig
+from events.grammar import GRAMMAR
 from events.load import DigestShape, KVLayout, ReplicaHello
 from events.subjects import check_id
 from kvstore.identity import HASH_VERSION, key_id
@@ -110,4 +111,5 @@ def hello_of(
         version="",
         engine=ENGINE,
         digests=backend.bridged,
+        abilities=(GRAMMAR,) if config.structured else (),
     )

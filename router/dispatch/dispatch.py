@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from events.decision import RouteDecision
 from events.errors import CoreError, UserError
+from events.grammar import GRAMMAR
 from events.output import CLEAN_FINISHES, CoreDelta, Usage
 from events.request import ChildProgress, CoreRequest, SamplingParams
 from kvstore.identity import KeyChain
@@ -325,7 +326,7 @@ Watcher = Callable[[Job, RouteDecision], None]
 
 class Dispatcher:
     """Asks the chooser and makes attempts. Holds no state of its own. `backends` are the replicas
-    of other kinds."""
+    of other kinds; `lacking` tells who has not got an ability."""
 
     def __init__(
         self,
@@ -336,6 +337,7 @@ class Dispatcher:
         listener: RouteListener,
         backends: Collection[str] = (),
         watchers: Sequence[Watcher] = (),
+        lacking: Callable[[str], frozenset[str]] = lambda ability: frozenset(),
     ) -> None:
         self.chooser = chooser
         self.links = links
@@ -344,6 +346,7 @@ class Dispatcher:
         self.backends = frozenset(backends)
         self._limits = limits
         self._watchers = watchers
+        self._lacking = lacking
 
     def decide(self, job: Job, leg: Leg) -> Attempt | ForeignAttempt:
         """Choose and reserve a replica that has not failed this request.
@@ -352,6 +355,8 @@ class Dispatcher:
         """
         # A backend can't go on behind what another one has generated.
         unable = self.links.unable_to_continue() | self.backends if leg.progress else frozenset()
+        if job.sampling.grammar is not None:
+            unable |= self._lacking(GRAMMAR)
         answer = self.chooser.decide(job.query(leg, unable))
         if isinstance(answer, NoReplica):
             raise unavailable(answer)

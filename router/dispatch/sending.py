@@ -32,9 +32,15 @@ class Sending:
 
     def dispatcher(self, listener: RouteListener, watchers: Sequence[Watcher] = ()) -> Dispatcher:
         """One that tells of its attempts."""
-        boot = self.brain.router_boot
         return Dispatcher(
-            self.brain, self.links, boot, self.limits, listener, self.backends, watchers
+            self.brain,
+            self.links,
+            self.brain.router_boot,
+            self.limits,
+            listener,
+            self.backends,
+            watchers,
+            self.brain.fleet.lacking,
         )
 
     def revision(

@@ -274,6 +274,11 @@ class Fleet:
             if member.hello.digests and not member.misfits
         )
 
+    def lacking(self, ability: str) -> frozenset[str]:
+        """Replicas that don't have it."""
+        members = self._members.values()
+        return frozenset(m.replica for m in members if ability not in m.hello.abilities)
+
     def targets(self) -> dict[str, tuple[int, str]]:
         """(boot, link url) of each replica of our own that fits: whom to dial."""
         return {

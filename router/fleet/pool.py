@@ -13,7 +13,7 @@ from router.fleet.member import Member
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Replicas with one fingerprint: one chain of block keys serves them all. Only our own ones can
-    share the heads of prompts among tenants."""
+    share the heads of prompts among tenants. `abilities`: what at least one of them has."""
 
     name: str
     revision: str
@@ -22,6 +22,7 @@ class Pool:
     context_tokens: int
     replicas: tuple[str, ...]
     public_prefixes: bool = True
+    abilities: frozenset[str] = frozenset()
 
 
 def grouped(members: Iterable[Member]) -> dict[str, Pool]:
@@ -44,4 +45,5 @@ def _pool(name: str, members: list[Member]) -> Pool:
         context_tokens=min(hello.context_tokens for hello in hellos),
         replicas=tuple(sorted(member.replica for member in members)),
         public_prefixes=any(hello.engine == OWN_ENGINE for hello in hellos),
+        abilities=frozenset(word for hello in hellos for word in hello.abilities),
     )

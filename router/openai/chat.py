@@ -9,6 +9,14 @@ from router.openai.logprobs import TokenTexts
 from router.openai.progress import Choice, Progress
 from router.openai.schema import ChatRequest
 from router.openai.stream import EventStream, ReplyHead, to_json
+from router.openai.tools.answer import (
+    CallBody,
+    CallReader,
+    call_members,
+    call_readers,
+    finish_reason,
+)
+from router.openai.tools.parser import Part
 from router.openai.usage import UsageBody
 
 
@@ -38,6 +46,9 @@ class _ChunkParts:
         head = self.text_head(opening) + to_json(text) + b'},"logprobs":{"content":['
         return head + entries + b'],"refusal":null},"finish_reason":null' + self.end
 
+    def members(self, opening: bytes, members: bytes) -> bytes:
+        return opening + members + self.text_end
+
     def finish(self, opening: bytes, reason: str) -> bytes:
         return opening + b"}" + self.logprobs + b',"finish_reason":' + to_json(reason) + self.end
 
@@ -56,6 +67,7 @@ class ChatStream(EventStream):
         self._openings = [self._parts.of_choice(index) for index in range(n)]
         self._text_heads = [self._parts.text_head(opening) for opening in self._openings]
         self._text_end = self._parts.text_end
+        self._calls = call_readers(request)
         self._opened = False
 
     def feed(self, delta: CoreDelta, prompt: int = 0) -> list[bytes]:
@@ -65,16 +77,25 @@ class ChatStream(EventStream):
         choice = self.progress.note(delta, prompt)
         opening = self._openings[choice.index]
         events = [] if self._opened else self._open()
+        parts: list[Part] = []
+        text = delta.text
+        if self._calls is not None:
+            text, parts = self._calls[choice.index].read(delta)
         if self._texts is not None and delta.logprobs:
             entries = self._texts.chat_entries(delta.logprobs)
-            events.append(self._parts.with_logprobs(opening, delta.text, entries))
-        elif delta.text:
-            events.append(self._text_heads[choice.index] + to_json(delta.text) + self._text_end)
+            events.append(self._parts.with_logprobs(opening, text, entries))
+        elif text:
+            events.append(self._text_heads[choice.index] + to_json(text) + self._text_end)
+        events += [self._parts.members(opening, call_members(part)) for part in parts]
         if choice.finish is None:
             return events
         if self.progress.error is None:
-            events.append(self._parts.finish(opening, choice.finish))
+            events.append(self._parts.finish(opening, self._reason(choice)))
         return events + self._ending()
+
+    def _reason(self, choice: Choice) -> str:
+        calls = self._calls
+        return finish_reason(choice, None if calls is None else calls[choice.index])
 
     def _open(self) -> list[bytes]:
         """Before anything else each choice says its role, in order: clients count on index 0 being
@@ -87,10 +108,11 @@ class ChatStream(EventStream):
 
 
 class _Message(msgspec.Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: str | None = None
     annotations: list[str] = []
+    tool_calls: list[CallBody] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Logprobs(msgspec.Struct):
@@ -116,6 +138,14 @@ class _Body(msgspec.Struct):
     service_tier: str = "default"
 
 
+def _called(reader: CallReader, text: str) -> _Message:
+    """A message with whatever the text holds of calls."""
+    said, calls = reader.read_whole(text)
+    if not calls:
+        return _Message(said)
+    return _Message(said or None, tool_calls=calls)
+
+
 class ChatCollector:
     """CoreDeltas to one chat.completion body."""
 
@@ -123,6 +153,7 @@ class ChatCollector:
         self.progress = Progress(1, request.controls.n)
         self._head = head
         self._texts = texts if request.controls.logprobs is not None else None
+        self._calls = call_readers(request)
         self._entries: list[list[bytes]] = [[] for _ in self.progress.choices]
 
     def feed(self, delta: CoreDelta, prompt: int = 0) -> None:
@@ -136,7 +167,11 @@ class ChatCollector:
         if self._texts is not None:
             content = b"[" + b",".join(self._entries[choice.index]) + b"]"
             logprobs = _Logprobs(msgspec.Raw(content))
-        return _Choice(choice.index, _Message(choice.text), choice.finish, logprobs)
+        message, reason = _Message(choice.text), choice.finish
+        if self._calls is not None:
+            reader = self._calls[choice.index]
+            message, reason = _called(reader, choice.text), finish_reason(choice, reader)
+        return _Choice(choice.index, message, reason, logprobs)
 
     def body(self) -> bytes:
         """The JSON body; only when every choice is done."""

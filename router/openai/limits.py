@@ -9,6 +9,7 @@ from configs.model.card import ModelCard
 from configs.model.errors import TemplateError
 from configs.model.template import ChatTemplate
 from router.openai.schema import Limits
+from router.openai.tools.formats import format_of
 
 _CALL = {"id": "call", "type": "function", "function": {"name": "probe", "arguments": "{}"}}
 
@@ -27,10 +28,12 @@ def _shows_tool_calls(template: ChatTemplate) -> bool:
 
 def limits_of(card: ModelCard, models: Iterable[str], context_tokens: int | None = None) -> Limits:
     """Limits for the served names `models`. `context_tokens`: where it is less than the model's."""
+    template = card.template
     return Limits(
         models=frozenset(models),
         context_tokens=context_tokens or card.shape.context_tokens,
         vocab=card.tokenizer.vocab_size,
-        tools=card.template.supports_tools,
-        tool_calls=_shows_tool_calls(card.template),
+        # A template that knows nothing of tools gets both as text, see `router.rendering.tooltext`.
+        tool_calls=not template.supports_tools or _shows_tool_calls(template),
+        tool_format=format_of(template.source, template.supports_tools),
     )

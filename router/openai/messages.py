@@ -10,6 +10,7 @@ from router.openai.fields import (
     Reader,
     Table,
     array,
+    boolean,
     mapping,
     nested,
     one_of,
@@ -104,7 +105,7 @@ _tool = nested(
                     "name": Field("name", string(_MAX_NAME_CHARS, 1), True),
                     "description": Field("description", string()),
                     "parameters": Field("parameters", _schema),
-                    "strict": Field(None, only(False, "can't be enforced by this server")),
+                    "strict": Field("strict", boolean),
                 }
             ),
             True,
@@ -181,13 +182,3 @@ def tools(maximum: int) -> Reader:
         return found
 
     return read
-
-
-_tool_choice = one_of("none", "auto")
-
-
-def tool_choice(path: str, value: Any) -> Any:
-    """Whether tools are shown; a forced call can't be promised without constrained decoding."""
-    if isinstance(value, dict) or value == "required":
-        raise faults.unsupported_value(path, "can't force a call; 'none' and 'auto' are supported")
-    return _tool_choice(path, value)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from events.errors import UserError
 from router.openai import faults
 from router.openai.fields import (
     Field,
@@ -23,10 +24,11 @@ from router.openai.fields import (
     one_of,
     only,
     string,
-    walk,
 )
-from router.openai.messages import messages, tool_choice, tools
+from router.openai.messages import messages, tools
 from router.openai.schema import Limits
+from router.openai.structured import response_format, structured_outputs
+from router.openai.tools.choice import tool_choice
 
 _PROMPT = "one of a string, array of strings, array of integers, or array of arrays of integers"
 _MAX_LABEL_CHARS = 512
@@ -93,6 +95,14 @@ def _logit_bias(limits: Limits) -> Reader:
     return read
 
 
+_OLDER_NAMES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+def _older_name(path: str) -> UserError:
+    """vLLM's names of before."""
+    return faults.unsupported(path, "has become 'structured_outputs'")
+
+
 def _top_k(limits: Limits) -> Reader:
     """0 and -1 both mean off."""
     read = integer(-1, limits.vocab)
@@ -128,18 +138,12 @@ def _shared(limits: Limits) -> Table:
         "stop_token_ids": Field(
             "stop_token_ids", lambda path, value: tuple(token_ids(path, value))
         ),
+        "response_format": Field("response_format", response_format),
+        "structured_outputs": Field("structured_outputs", structured_outputs),
+        **dict.fromkeys(_OLDER_NAMES, _older_name),
         **_ACCEPTED_WITHOUT_EFFECT,
         **{name: Field(None, only(*said)) for name, said in DONE_ANYWAY.items()},
     }
-
-
-def _response_format(path: str, value: Any) -> None:
-    """Only text: a schema that isn't enforced would be a lie."""
-    known = ("text", "json_object", "json_schema")
-    kind = one_of(*known)(f"{path}.type", mapping(path, value).get("type"))
-    if kind != "text":
-        raise faults.unsupported_value(f"{path}.type", "must be 'text': output is not constrained")
-    walk(value, {"type": Field(None, string(), True)}, path)
 
 
 _UNSUPPORTED_IN_CHAT = (
@@ -169,10 +173,7 @@ def chat_table(limits: Limits) -> Table:
             "top_logprobs": Field("top_logprobs", integer(0, 20)),
             "tools": Field("tools", tools(limits.max_tools)),
             "tool_choice": Field("tool_choice", tool_choice),
-            "parallel_tool_calls": Field(
-                "parallel_tool_calls", only(True, "can't be false: calls are not constrained")
-            ),
-            "response_format": Field(None, _response_format),
+            "parallel_tool_calls": Field("parallel_tool_calls", boolean),
             "modalities": Field(None, only(["text"], "must be ['text']")),
             **dict.fromkeys(_UNSUPPORTED_IN_CHAT, faults.unsupported),
         }

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from events.grammar import Grammar
 from router.openai import faults
 from router.openai.body import load_object
 from router.openai.fields import walk
 from router.openai.parameters import chat_table, completion_table
 from router.openai.schema import ChatRequest, CompletionRequest, Controls, Limits
+from router.openai.tools.choice import Calls, ToolChoice, calls_grammar
 
 _CONTROLS = frozenset(Controls.__struct_fields__)
 
@@ -34,9 +36,9 @@ def _take_stream(values: dict[str, Any]) -> None:
     values["include_usage"] = options.get("include_usage", False)
 
 
-def _take_controls(values: dict[str, Any]) -> Controls:
+def _take_controls(values: dict[str, Any], grammar: Grammar | None) -> Controls:
     controls = {name: values.pop(name) for name in list(values) if name in _CONTROLS}
-    result = Controls(**controls)
+    result = Controls(grammar=grammar, **controls)
     if result.max_tokens is not None and result.min_tokens > result.max_tokens:
         raise faults.above_max("min_tokens", "integer", result.max_tokens, result.min_tokens)
     return result
@@ -69,19 +71,55 @@ def _take_chat_logprobs(values: dict[str, Any]) -> None:
         values["logprobs"] = top or 0
 
 
-def _take_tools(values: dict[str, Any], limits: Limits) -> None:
-    """Tools that the model would never see are refused; "none" leaves them out on purpose."""
-    choice = values.pop("tool_choice", None)
+def _take_form(values: dict[str, Any]) -> Grammar | None:
+    """The form that the whole answer has to have."""
+    form, outputs = values.pop("response_format", None), values.pop("structured_outputs", None)
+    if form is not None and outputs is not None:
+        raise faults.refusal(
+            "Setting 'response_format' and 'structured_outputs' at the same time is not supported.",
+            param="structured_outputs",
+            code="invalid_parameter_combination",
+        )
+    found: Grammar | None = form or outputs
+    return found
+
+
+def _take_tools(
+    values: dict[str, Any], limits: Limits, answer: Grammar | None
+) -> tuple[str, Grammar | None]:
+    """Leaves the tools that the model is shown and what to look for in its answer; returns what
+    the answer may be, and the parameter that demands it. "none" leaves the tools out on purpose."""
+    choice: ToolChoice | None = values.pop("tool_choice", None)
     parallel = values.pop("parallel_tool_calls", None)
-    if "tools" in values:
-        if not limits.tools:
-            raise faults.unsupported("tools", "is not supported by this model's chat template")
-        if choice == "none":
-            del values["tools"]
-        return
-    for name, value in (("tool_choice", choice), ("parallel_tool_calls", parallel)):
-        if value is not None:
-            raise faults.invalid_value(name, f"'{name}' is only allowed when 'tools' are specified")
+    if "tools" not in values:
+        for name, value in (("tool_choice", choice), ("parallel_tool_calls", parallel)):
+            if value is not None:
+                why = f"'{name}' is only allowed when 'tools' are specified"
+                raise faults.invalid_value(name, why)
+        return _param(answer), answer
+    tools = values["tools"]
+    strict = [tool["function"].pop("strict", False) for tool in tools]
+    choice = choice or ToolChoice("auto")
+    if choice.mode == "none":
+        del values["tools"]
+        return _param(answer), answer
+    names = frozenset(tool["function"]["name"] for tool in tools)
+    values["calls"] = Calls(limits.tool_format, names)
+    if not (choice.forced or any(strict) or parallel is False or answer is not None):
+        return "", None
+    single = parallel is False
+    param = "tool_choice" if choice.forced else "parallel_tool_calls" if single else "tools"
+    return param, calls_grammar(limits.tool_format, tools, choice, not single, answer)
+
+
+def _param(answer: Grammar | None) -> str:
+    return "" if answer is None else answer.param
+
+
+def _check_form(param: str, grammar: Grammar | None, limits: Limits) -> None:
+    """A form that nobody enforces would be a lie."""
+    if grammar is not None and not limits.grammars:
+        raise faults.unsupported_value(param, "can't be enforced by the servers of this model")
 
 
 def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
@@ -96,8 +134,9 @@ def read_chat(document: Mapping[str, Any], limits: Limits) -> ChatRequest:
     _take_stream(values)
     _take_answer_length(values)
     _take_chat_logprobs(values)
-    _take_tools(values, limits)
-    return ChatRequest(controls=_take_controls(values), **values)
+    param, grammar = _take_tools(values, limits, _take_form(values))
+    _check_form(param, grammar, limits)
+    return ChatRequest(controls=_take_controls(values, grammar), **values)
 
 
 def _check_completion(request: CompletionRequest, limits: Limits) -> None:
@@ -121,6 +160,8 @@ def read_completion(document: Mapping[str, Any], limits: Limits) -> CompletionRe
     _check_model(document, limits)
     values = walk(document, completion_table(limits))
     _take_stream(values)
-    request = CompletionRequest(controls=_take_controls(values), **values)
+    grammar = _take_form(values)
+    _check_form(_param(grammar), grammar, limits)
+    request = CompletionRequest(controls=_take_controls(values, grammar), **values)
     _check_completion(request, limits)
     return request

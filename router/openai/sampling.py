@@ -59,4 +59,5 @@ def to_sampling(
         stop=said.stop,
         stop_token_ids=said.stop_token_ids,
         ignore_eos=said.ignore_eos,
+        grammar=said.grammar,
     )

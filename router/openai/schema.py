@@ -6,19 +6,25 @@ from typing import Any
 
 from msgspec import Struct
 
+from events.grammar import Grammar
+from router.openai.tools.choice import Calls
+from router.openai.tools.formats import HERMES, ToolFormat
+
 
 class Limits(Struct, frozen=True):
     """What one deployment accepts.
 
-    `models` are the names that clients may ask for. `tools` and `tool_calls` tell whether the chat
-    template shows tool definitions, and past calls of them, to the model.
+    `models` are the names that clients may ask for. `tool_calls`: whether past calls of tools are
+    shown to the model. `tool_format`: how it writes calls. `grammars`: whether the form of an
+    answer can be enforced.
     """
 
     models: frozenset[str]
     context_tokens: int
     vocab: int
-    tools: bool = False
     tool_calls: bool = False
+    tool_format: ToolFormat = HERMES
+    grammars: bool = True
     max_n: int = 8
     max_prompts: int = 32
     max_choices: int = 64
@@ -53,6 +59,7 @@ class Controls(Struct, frozen=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
 
 
 class ChatRequest(Struct, frozen=True):
@@ -60,12 +67,14 @@ class ChatRequest(Struct, frozen=True):
 
     `messages` and `tools` have the shape that chat templates take: contents are plain strings,
     "developer" is already "system", arguments of past tool calls are objects where they parse.
+    `calls`: what may be called in the answer.
     """
 
     model: str
     messages: list[dict[str, Any]]
     controls: Controls
     tools: list[dict[str, Any]] | None = None
+    calls: Calls | None = None
     stream: bool = False
     include_usage: bool = False
 

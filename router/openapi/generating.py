@@ -6,6 +6,8 @@ from __future__ import annotations
 from router.openai.messages import ROLES
 from router.openai.parameters import DONE_ANYWAY
 from router.openai.schema import Limits
+from router.openai.structured import MAX_CHOICES
+from router.openai.tools.choice import MODES
 from router.openapi.parts import (
     ANYTHING,
     BOOLEAN,
@@ -38,9 +40,7 @@ _TOOL = record(
         "function": record(
             {
                 "name": text(64, 1),
-                **optional(
-                    {"description": text(), "parameters": ANYTHING, "strict": one_of(False)}
-                ),
+                **optional({"description": text(), "parameters": ANYTHING, "strict": BOOLEAN}),
             },
             ("name",),
         ),
@@ -79,6 +79,38 @@ def _messages(limits: Limits) -> Json:
     return items({"anyOf": [plain, tool, *assistants]}, limits.max_messages, 1)
 
 
+def _tool_choice(limits: Limits) -> Json:
+    if not limits.grammars:
+        return one_of("none", "auto")
+    function = record({"name": text(64, 1)}, ("name",))
+    named = record({"type": one_of("function"), "function": function}, ("type", "function"))
+    return {"anyOf": [one_of(*MODES), named]}
+
+
+def _forms(limits: Limits) -> Json:
+    """What the form of an answer can be; a schema or regex that can't be enforced is refused."""
+    plain = record({"type": one_of("text")}, ("type",))
+    if not limits.grammars:
+        return {"response_format": plain}
+    named = {"name": text(64, 1), "schema": ANYTHING}
+    schema = record(
+        {**named, **optional({"description": text(), "strict": BOOLEAN})}, ("name", "schema")
+    )
+    whole = record({"type": one_of("json_schema"), "json_schema": schema}, ("type", "json_schema"))
+    any_json = record({"type": one_of("json_object")}, ("type",))
+    ways = {
+        "json": {"anyOf": [ANYTHING, text()]},
+        "json_object": one_of(True),
+        "regex": text(minimum=1),
+        "choice": items(text(minimum=1), MAX_CHOICES, 1),
+        "grammar": text(minimum=1),
+    }
+    return {
+        "response_format": {"anyOf": [plain, any_json, whole]},
+        "structured_outputs": record(optional(ways), minProperties=1),
+    }
+
+
 def _shared(limits: Limits) -> Json:
     token_id = whole(0, limits.vocab - 1)
     stop = text(limits.max_stop_chars, 1)
@@ -111,6 +143,7 @@ def _shared(limits: Limits) -> Json:
         "min_tokens": whole(0),
         "ignore_eos": BOOLEAN,
         "stop_token_ids": items(token_id, limits.max_stop_token_ids),
+        **_forms(limits),
         "user": text(512),
         "metadata": labels,
         "store": BOOLEAN,
@@ -129,15 +162,11 @@ def chat_request(limits: Limits) -> Json:
         "max_completion_tokens": whole(1),
         "logprobs": BOOLEAN,
         "top_logprobs": whole(0, 20),
-        "response_format": record({"type": one_of("text")}, ("type",)),
         "modalities": one_of(["text"]),
+        "tools": items(_TOOL, limits.max_tools, 1),
+        "tool_choice": _tool_choice(limits),
+        "parallel_tool_calls": BOOLEAN if limits.grammars else one_of(True),
     }
-    if limits.tools:
-        rest |= {
-            "tools": items(_TOOL, limits.max_tools, 1),
-            "tool_choice": one_of("none", "auto"),
-            "parallel_tool_calls": one_of(True),
-        }
     named = {"model": one_of(*sorted(limits.models)), "messages": _messages(limits)}
     return record({**named, **optional(rest)}, ("model", "messages"))
 
@@ -201,7 +230,11 @@ CHAT_ANSWER = _answer(
         "index": _COUNT,
         "message": {
             "type": "object",
-            "properties": {"role": one_of("assistant"), "content": {"type": ["string", "null"]}},
+            "properties": {
+                "role": one_of("assistant"),
+                "content": {"type": ["string", "null"]},
+                "tool_calls": {"type": "array", "items": _CALL, "minItems": 1},
+            },
             "required": ["role", "content"],
         },
         "finish_reason": _FINISH,

@@ -20,6 +20,7 @@ from router.rendering.offload import Offload
 from router.rendering.outline import Outline
 from router.rendering.pieces import Pieces
 from router.rendering.textcache import TextCache, pack
+from router.rendering.tooltext import in_words, needs_words
 from router.rendering.turns import Turns
 from router.waiting.held import Held
 
@@ -146,6 +147,8 @@ class Renderer:
     async def _segments(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[Segment]:
+        if not self._template.supports_tools and needs_words(messages, tools):
+            messages, tools = in_words(messages, tools), None
         chars = sum(map(_message_chars, messages)) + _chars(tools)
         try:
             if chars <= INLINE_TEMPLATE_CHARS:

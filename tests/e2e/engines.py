@@ -21,6 +21,7 @@ from replica.front.check import Limits
 from replica.front.intake import Served
 from replica.front.link import LinkSettings
 from replica.front.output import StepQueue
+from replica.grammar.compiler import GrammarCompiler
 from replica.runner.build import build_runner
 from replica.server import bind
 from router.fleet.fleet import Fleet
@@ -79,6 +80,7 @@ class RealReplica:
             cluster_key=KEY,
             namespace=Namespace.of_hello(self._scripted.hello()),
             mailbox_bytes=1_000_000,
+            compiler=GrammarCompiler(card.tokenizer, card.eos_ids),
         )
         link = LinkSettings(replica=name, boot=1, secret=link_secret(KEY))
         self.app = build_front(self._engine, queue, served, link, Patience())

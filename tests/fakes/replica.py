@@ -16,6 +16,7 @@ from aiohttp import WSMsgType, web
 from configs.model.card import ModelCard
 from events.errors import CoreError
 from events.feed import FeedListener
+from events.grammar import GRAMMAR
 from events.load import (
     DecodeFit,
     DigestShape,
@@ -183,7 +184,9 @@ class FakeReplica:
         continues: bool = True,
         max_running: int = 4_096,
         prefill: PrefillFit = SLOW_PREFILL,
+        abilities: tuple[str, ...] = (GRAMMAR,),
     ) -> None:
+        self.abilities = abilities
         self.max_running = max_running
         self.prefill = prefill
         self.replica_id = replica_id
@@ -253,6 +256,7 @@ class FakeReplica:
             max_running=self.max_running,
             device="cpu",
             version="test",
+            abilities=self.abilities,
         )
 
     def load(self) -> ReplicaLoad:

@@ -13,10 +13,10 @@ from jsonschema_rs import validator_for
 from configs.model.card import load_card
 from configs.model.tokenizer import Tokenizer
 from events.errors import UserError
+from events.finite import can_end
 from events.grammar import JSON_SCHEMA, LARK, REGEX, Grammar
 from replica.grammar import compiler as module
 from replica.grammar.compiler import GrammarCompiler
-from replica.grammar.schema import can_end
 from replica.grammar.state import GrammarState
 
 PERSON = {
@@ -87,6 +87,9 @@ def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar, t
         (Grammar(REGEX, r"(secret)\1"), "regular expression"),
         (Grammar(REGEX, ""), "no answer"),
         (Grammar(LARK, "start: nowhere"), "can't be compiled"),
+        (Grammar(LARK, 'root ::= "a" ('), "can't be compiled"),
+        (Grammar(LARK, "root ::= nowhere"), "can't be compiled"),
+        (Grammar(LARK, "(" * 100_000), "can't be compiled"),
         (Grammar("poem", "x"), "not known"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.kind,

@@ -273,7 +273,6 @@ async def test_P1_P2_usage_comes_once_and_only_when_asked(
 @pytest.mark.parametrize(
     "change",
     [
-        {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "bogus"}},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         {"functions": []},

@@ -28,8 +28,6 @@ pytestmark = [
 
 KNOWN_MODELS = frozenset({"gpt-5-nano", "babbage-002", "gpt-3.5-turbo-instruct"})
 REFUSED = {
-    "chat-json-mode": "response_format.type",
-    "chat-openai-agents-python": "response_format.type",
     "chat-multimodal": "messages[0].content[1].type",
     "completion-suffix": "suffix",
 }

@@ -13,7 +13,7 @@ from router.openai.parse import parse_chat, parse_completion
 from router.openai.schema import Limits
 from tests.router.openai.bodies import USER, chat_body, completion_body
 
-LIMITS = Limits(frozenset({"tiny"}), 16_400, 49_152, tools=True)
+LIMITS = Limits(frozenset({"tiny"}), 16_400, 49_152)
 BODY_BYTES = 8 * 1024 * 1024
 PUNCTUATION = '"quoted" \\ [1, 2, 3], {"a": 0.5}, \\" e, \\\\'
 

@@ -27,7 +27,7 @@ def outcome(parse: Parse, body: bytes, limits: Limits) -> CoreError | None:
 
 
 PARSERS = pytest.mark.parametrize("parse", [parse_chat, parse_completion])
-LIMITS = Limits(frozenset({"tiny"}), 2_048, 300, tools=True, tool_calls=True)
+LIMITS = Limits(frozenset({"tiny"}), 2_048, 300, tool_calls=True)
 
 
 @PARSERS

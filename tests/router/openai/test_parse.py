@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from events.grammar import JSON_SCHEMA, LARK, REGEX
 from router.openai.parse import parse_chat, parse_completion
 from router.openai.schema import ChatRequest, CompletionRequest, Controls, Limits
 from tests.router.openai.bodies import BOTH, USER, Parse, chat_body, completion_body
@@ -187,6 +188,27 @@ def test_what_other_routers_add_means_what_we_do_anyway(limits: Limits) -> None:
     assert parse_chat(chat_body(**added), limits) == parse_chat(chat_body(), limits)
     same = parse_completion(completion_body(**added), limits)
     assert same == parse_completion(completion_body(), limits)
+
+
+def test_forms(limits: Limits) -> None:
+    def form(**fields: object) -> tuple[str, str] | None:
+        grammar = parse_chat(chat_body(**fields), limits).controls.grammar
+        assert parse_completion(completion_body(**fields), limits).controls.grammar == grammar
+        return None if grammar is None else (grammar.kind, grammar.source)
+
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    wrapped = {"name": "x", "schema": schema, "strict": True, "description": "d"}
+    assert form(response_format={"type": "text"}) is None
+    assert form(response_format={"type": "json_object"}) == (JSON_SCHEMA, '{"type": "object"}')
+    asked = (JSON_SCHEMA, json.dumps(schema))
+    assert form(response_format={"type": "json_schema", "json_schema": wrapped}) == asked
+    assert form(structured_outputs={"json": schema}) == asked
+    assert form(structured_outputs={"json": json.dumps(schema), "regex": None}) == asked
+    assert form(structured_outputs={"json_object": True}) == (JSON_SCHEMA, '{"type": "object"}')
+    assert form(structured_outputs={"regex": "a+"}) == (REGEX, "a+")
+    assert form(structured_outputs={"grammar": "start: A"}) == (LARK, "start: A")
+    choices = form(structured_outputs={"choice": ['say "hi"', "né\n"]})
+    assert choices == (LARK, 'start: "say \\"hi\\"" | "né\\n"')
 
 
 def test_values_that_mean_what_we_do_anyway(limits: Limits) -> None:

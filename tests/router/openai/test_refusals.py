@@ -18,6 +18,12 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 HALF_CALL = {**CALL, "function": {"name": "f"}}
 TOOL = {"type": "function", "function": {"name": "look"}}
 STRICT_TOOL = {"type": "function", "function": {"name": "look", "strict": True}}
+ENDLESS = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}
+ENDLESS_TOOL = {"type": "function", "function": {"name": "look", "parameters": ENDLESS}}
+
+
+def named(name: str) -> dict:
+    return {"type": "function", "function": {"name": name}}
 
 
 def message(role: str, **fields: Any) -> list:
@@ -118,10 +124,14 @@ CHAT = [
     ({"prompt": "x"}, "prompt", "unknown_parameter"),
     ({"tools": []}, "tools", "empty_array"),
     ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "invalid_value"),
-    ({"tools": [STRICT_TOOL]}, "tools[0].function.strict", "unsupported_value"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "unsupported_value"),
-    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "unsupported_value"),
-    ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls", "unsupported_value"),
+    ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": 1}, "tool_choice", "invalid_type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function", MISSING),
+    ({"tools": [TOOL], "tool_choice": named("x")}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "parallel_tool_calls": 0}, "parallel_tool_calls", "invalid_type"),
+    ({"tools": [ENDLESS_TOOL], "tool_choice": "required"}, "tools", "invalid_value"),
+    ({"tools": [TOOL], "structured_outputs": {"regex": "a"}}, "structured_outputs.regex",
+     "invalid_value"),
     ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
     ({"skip_special_tokens": False}, "skip_special_tokens", "unsupported_value"),
@@ -265,8 +275,13 @@ def test_P10_bad_logprobs(fields: dict, param: str, limits: Limits) -> None:
 @pytest.mark.parametrize(
     "format_",
     [
-        {"type": "json_object"},
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}},
+        {"type": "json_object", "json_schema": {}},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "x"}},
+        {"type": "json_schema", "json_schema": {"schema": {}}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": "object"}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": "yes"}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["x" * 2**20]}}},
         {"type": "grammar"},
         {},
         "text",
@@ -279,6 +294,61 @@ def test_P12_response_format_is_never_ignored(format_: Any, limits: Limits) -> N
     assert error.param.startswith("response_format")
 
 
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {},
+        {"json": {}, "regex": "a"},
+        {"json": 5},
+        {"regex": ""},
+        {"regex": ["a"]},
+        {"choice": []},
+        {"choice": [""]},
+        {"choice": ["a"] * 1_025},
+        {"json_object": False},
+        {"grammar": {}},
+        {"structural_tag": "x"},
+        {"regex": "a", "whitespace_pattern": "x"},
+        "json",
+    ],
+)
+@pytest.mark.parametrize(
+    ("parse", "make"), [(parse_chat, chat_body), (parse_completion, completion_body)]
+)
+def test_P12_structured_outputs_are_checked(
+    parse: Parse, make: Any, outputs: Any, limits: Limits
+) -> None:
+    error = refused(parse, make(structured_outputs=outputs), limits)
+    assert error.param.startswith("structured_outputs")
+
+
+def test_P12_one_form_at_a_time(limits: Limits) -> None:
+    both = {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}
+    assert refused(parse_chat, chat_body(**both), limits).code == "invalid_parameter_combination"
+    assert refused(parse_chat, chat_body(guided_json={}), limits).code == UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"tools": [STRICT_TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": named("look")}, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
+    ],
+)
+def test_P12_without_a_server_that_enforces_it_no_form_is_promised(
+    fields: dict, param: str, limits: Limits
+) -> None:
+    free = structs.replace(limits, grammars=False)
+    error = refused(parse_chat, chat_body(**fields), free)
+    assert (error.code, error.param) == ("unsupported_value", param)
+    assert parse_chat(chat_body(**fields), limits).controls.grammar is not None
+    parse_chat(chat_body(tools=[TOOL], response_format={"type": "text"}), free)
+
+
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "refusal"])
 def test_P14_parts_that_are_not_text(role: str, kind: str, limits: Limits) -> None:
@@ -289,10 +359,8 @@ def test_P14_parts_that_are_not_text(role: str, kind: str, limits: Limits) -> No
     assert "reads text only" in error.message
 
 
-def test_tools_that_the_template_would_not_show(limits: Limits) -> None:
-    blind = structs.replace(limits, tools=False, tool_calls=False)
-    error = refused(parse_chat, chat_body(tools=[TOOL]), blind)
-    assert (error.code, error.param) == (UNSUPPORTED, "tools")
+def test_past_calls_that_the_template_would_not_show(limits: Limits) -> None:
+    blind = structs.replace(limits, tool_calls=False)
     history = [USER, {"role": "assistant", "tool_calls": [CALL]}]
     error = refused(parse_chat, chat_body(messages=history), blind)
     assert (error.code, error.param) == (UNSUPPORTED, "messages[1].tool_calls")
