@@ -116,7 +116,7 @@ class RouterBrain:
         decision = self._decision(
             query, field, pick, scored, decision_id, self._dispatch_seq, now_s
         )
-        self._policy.placed(query, field.candidates(), pick)
+        self._policy.placed(query, field.candidates, pick)
         self._reserve(decision, query, scored, now_s)
         self.decisions.add(decision)
         self.shadow.watch(query, field, decision)
@@ -129,7 +129,7 @@ class RouterBrain:
         anything else is asked."""
         now_s = self._clock()
         self._tend(now_s)
-        return self._scorer.survey(query, self._output_tokens, now_s).candidates()
+        return self._scorer.survey(query, self._output_tokens, now_s).candidates
 
     def explain(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """What `decide` would say now; nothing is reserved or remembered."""
@@ -200,7 +200,7 @@ class RouterBrain:
         late = _too_late(query, field)
         if late is not None:
             return field, late
-        return field, self._policy.pick(query, field.candidates(), self.rng)
+        return field, self._policy.pick(query, field.candidates, self.rng)
 
     def _nobody(self, query: RouteQuery, field: Field, now_s: float) -> NoReplica:
         """Why nobody can take it, and when asking again may help."""
@@ -247,8 +247,8 @@ class RouterBrain:
             queued_tokens=pick.candidate.queued_prefill_tokens,
             matched_tokens=scored.digest_blocks * query.block_tokens,
             usable_tokens=scored.usable_tokens,
-            shared_blocks=field.candidates().longest(),
-            forced_off=_forced_off(field.candidates(), pick),
+            shared_blocks=field.candidates.longest(),
+            forced_off=_forced_off(field.candidates, pick),
             fit_replicas=len(field),
         )
 

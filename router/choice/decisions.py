@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from events.decision import RouteDecision, RouteOutcome
 
 
-@dataclass(slots=True)
-class DecisionRecord:
+class DecisionRecord(Struct):
     """A decision, and its outcome once there is one."""
 
     decision: RouteDecision
     outcome: RouteOutcome | None = None
 
 
-@dataclass(slots=True)
-class PolicyTotals:
+class PolicyTotals(Struct):
     """Tokens of finished requests under one policy; `predicted_cached_tokens` of the same ones."""
 
     decisions: int = 0

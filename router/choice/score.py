@@ -69,19 +69,16 @@ class Field:
         if len(terms) < len(replicas):
             self._fit = np.flatnonzero(state == FIT)
             replicas = [replicas[row] for row in self._fit.tolist()]
-        self._candidates = Candidates(replicas, terms, best, figures, self._candidate)
+        # What a policy sees.
+        self.candidates = Candidates(replicas, terms, best, figures, self._candidate)
 
     def __len__(self) -> int:
         return len(self._terms)
 
-    def candidates(self) -> Candidates:
-        """What a policy sees."""
-        return self._candidates
-
     def scored(self, replica: str) -> Scored:
         """One of the candidates."""
         row = self._board.rows[replica]
-        ttft_ms, new, cached, usable = _price_of(self._candidates.row(self._place(row)))
+        ttft_ms, new, cached, usable = _price_of(self.candidates.row(self._place(row)))
         return Scored(
             member=self._board.members[row],
             ttft_ms=ttft_ms,
@@ -106,7 +103,7 @@ class Field:
     def shown(self, first: str | None = None) -> Shown:
         """At most `SHOWN`: `first`, then the best of the other candidates, then of those that may
         not the unfit by id, at last the unheard."""
-        places = self._candidates.best
+        places = self.candidates.best
         if first is not None:
             place = self._place(self._board.rows[first])
             if places[0] != place:
@@ -138,7 +135,7 @@ class Field:
         requests, queued, total, free, cached = _load_of(self._board.table[row].tolist())
         return Candidate(
             replica=self._board.replicas[row],
-            overlap_blocks=int(self._candidates.row(place)[_OVERLAP]),
+            overlap_blocks=int(self.candidates.row(place)[_OVERLAP]),
             requests=int(requests),
             queued_prefill_tokens=int(queued),
             used_blocks=int(total - free - cached),

@@ -96,7 +96,7 @@ class Shadow:
     def _compare(
         self, policy: Policy, query: RouteQuery, seen: Field, decision: RouteDecision
     ) -> None:
-        candidates = seen.candidates()
+        candidates = seen.candidates
         pick = policy.pick(query, candidates, self._rng)
         policy.placed(query, candidates, pick)
         other = seen.scored(pick.candidate.replica)

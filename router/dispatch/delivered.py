@@ -7,16 +7,15 @@ replicas, attempts or OpenAI's schema.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from events.output import CoreDelta
 from events.request import ChildProgress
 
 
-@dataclass(slots=True)
-class _Child:
+class _Child(Struct):
     """`cached_tokens`: as the first replica found it, None before its first delta."""
 
     output: array[int] = field(default_factory=lambda: array("I"))

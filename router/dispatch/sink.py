@@ -15,6 +15,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from events.output import CoreDelta
 from events.request import Abort, Hold, Resume
 from router.errors import AttemptError, slow_reader_failure
@@ -28,8 +30,7 @@ _HOLD_GRACE_S = 1.0
 _HARD_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
+class Direct(Struct, frozen=True):
     """Where a delta can go at once: `give` takes it, but only while `free()`. What they raise, the
     reader gets."""
 

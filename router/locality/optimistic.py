@@ -12,7 +12,8 @@ look-up costs more than the places where chains part.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvstore.identity import KEY_BYTES, KeyChain
 
@@ -65,8 +66,7 @@ class _Node:
         return self.start + low
 
 
-@dataclass(slots=True)
-class _Promise:
+class _Promise(Struct):
     replica: str
     leaf: _Node
     until_s: float

@@ -5,7 +5,7 @@ Shared by streams and collected bodies; knows nothing of JSON.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from events.errors import CoreError, InvariantError
 from events.output import CLEAN_FINISHES, CoreDelta, CoreFinish, Usage
@@ -21,8 +21,7 @@ ABORTED = CoreError(
 """For a choice that the replica gave up without saying why."""
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(Struct):
     """One choice. `texts` and `token_ids` grow until `finish` is set, bounded by max_tokens."""
 
     index: int

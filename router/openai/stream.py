@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from events.errors import CoreError
 from router.openai.errors import error_body
@@ -23,8 +23,7 @@ to_json = msgspec.json.Encoder().encode
 """Anything to JSON bytes; the encoder is shared because it is the hot path."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyHead:
+class ReplyHead(Struct, frozen=True):
     """`created` is Unix time in seconds; `fingerprint` names weights and settings of the model."""
 
     id: str

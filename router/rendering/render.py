@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from msgspec import Struct
+
 from configs.model.card import ModelCard
 from configs.model.errors import TemplateError
 from configs.model.segment import Segment
@@ -42,8 +44,7 @@ class RenderBounds:
     timeout_s: float = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedPrompt:
+class RenderedPrompt(Struct, frozen=True):
     """`ids` are u32 little endian; `tokens` is their number."""
 
     ids: bytes

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from operator import attrgetter
 from types import TracebackType
 
 from events.output import CoreDelta
 from router.dispatch.failover import Run
 from router.dispatch.sink import Direct
 
+_is_done = attrgetter("done")
 Numbered = tuple[int, CoreDelta]
 """(number of the prompt, delta)."""
 
@@ -46,7 +48,7 @@ class Answers:
     @property
     def done(self) -> bool:
         """Whether every answer is complete."""
-        return all(run.done for run in self.runs)
+        return all(map(_is_done, self.runs))
 
     def headers(self) -> dict[str, str]:
         """Which decision led where: of the first prompt's newest attempt."""

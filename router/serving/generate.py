@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import web
+from msgspec import Struct
+from msgspec.structs import replace
 
 from events.errors import CoreError, UserError
 from router.backends.attempt import ForeignChosenError
@@ -83,8 +84,7 @@ def _call(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A request as one revision of the model takes it. `make` makes it once more, for a mirror."""
 
     revision: Revision

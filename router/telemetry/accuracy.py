@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from router.fleet.trust import Prediction
 from router.telemetry.tally import OTHERS, TopNames
@@ -19,8 +20,7 @@ MAX_REPLICAS = 1_024
 """The one that answered longest ago goes first."""
 
 
-@dataclass(slots=True)
-class Sums:
+class Sums(Struct):
     """Over answered requests. `wrong_depth`: those whose digest promised over `WRONG_BLOCKS` blocks
     more than were found."""
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from aiohttp import web
+from msgspec import Struct
 
 from events.errors import UserError
 from router.dispatch.dispatch import Job
@@ -23,8 +24,15 @@ RETRY_COUNT_HEADER = "x-stainless-retry-count"
 """OpenAI's clients say how often they have asked already."""
 DEGRADED_HEADER = "x-warmroute-degraded"
 
-_ACCOUNT = web.RequestKey("account", Account)
-_DEGRADED = web.RequestKey("degraded", tuple[str, ...])
+
+class _Standing(Struct):
+    """Of one request: its tenant's account, and what was made less of it."""
+
+    account: Account
+    degraded: tuple[str, ...] = ()
+
+
+_STANDING = web.RequestKey("standing", _Standing)
 
 
 class Admitter:
@@ -42,7 +50,7 @@ class Admitter:
         account = self.limits.account(tenant)
         self.limits.tallies.asked(tenant.name)
         self.client_retries += request.headers.get(RETRY_COUNT_HEADER, "0") != "0"
-        request[_ACCOUNT] = account
+        request[_STANDING] = _Standing(account)
         held.enter(account.request(tenant.policy.max_concurrent))
         held.enter(self._gate.request())
 
@@ -53,7 +61,7 @@ class Admitter:
         if not tenant.policy.degrade or self.queue.fullness < MARK:
             return asked, tenant
         less = degraded(tenant, asked, room_tokens)
-        request[_DEGRADED] = less.names
+        request[_STANDING].degraded = less.names
         self.degraded.update(less.names)
         return less.asked, less.tenant
 
@@ -79,10 +87,12 @@ class Admitter:
 def limit_headers(request: web.BaseRequest) -> dict[str, str]:
     """x-ratelimit-* on the answers of tenants that have limits, and what was made less of the
     request."""
-    account = request.get(_ACCOUNT)
-    said = {} if account is None else account.headers()
-    if names := request.get(_DEGRADED):
-        said[DEGRADED_HEADER] = ", ".join(names)
+    standing = request.get(_STANDING)
+    if standing is None:
+        return {}
+    said = standing.account.headers()
+    if standing.degraded:
+        said[DEGRADED_HEADER] = ", ".join(standing.degraded)
     return said
 
 

@@ -119,7 +119,7 @@ class RequestQueue:
     async def wait(self, tenant: Tenant, jobs: Sequence[Job], tokens: int) -> float:
         """Until it is the request's turn; the seconds waited. Raises UserError (429) where the
         queue is full or the first token would come too late."""
-        if jobs[0].pin or (not self.requests and self._credit.room(jobs[0].pool)):
+        if jobs[0].pin or (not self._pools and self._credit.room(jobs[0].pool)):
             return 0.0
         began_s = self._clock()
         entry = _Waiting(tenant, jobs, tokens, self._brain)
@@ -138,7 +138,7 @@ class RequestQueue:
 
     def pump(self) -> None:
         """Something may have become free."""
-        if self.requests:
+        if self._pools:
             self._soon()
 
     def expected_wait_s(self, entry: Entry, pool: str) -> float:

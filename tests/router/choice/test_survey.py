@@ -95,8 +95,8 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
         )
         expected = oracle.survey(query, brain._output_tokens, world.clock())
         found = brain._scorer.survey(query, brain._output_tokens, world.clock())
-        assert [c.replica for c in found.candidates()] == list(expected.scored)
-        for mine, theirs in zip(found.candidates(), expected.candidates(), strict=True):
+        assert [c.replica for c in found.candidates] == list(expected.scored)
+        for mine, theirs in zip(found.candidates, expected.candidates(), strict=True):
             same(mine, found.shown(mine.replica)[0], theirs)
             of, oracle_of = found.scored(mine.replica), expected.scored[mine.replica]
             assert (of.cached_tokens, of.digest_blocks, of.new_blocks) == (
