@@ -29,8 +29,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 up: setup
 	@exec $(VENV)/bin/warmroute up $(ARGS)
 
+# How many processes share the default suite, e.g. make test WORKERS=4
+WORKERS ?= 2
+
 test: setup
-	@$(VENV)/bin/python -m pytest
+	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 
 slow: setup
 	@$(VENV)/bin/python -m pytest -m "slow or traces"
