@@ -3,6 +3,7 @@
 WarmrouteError
   BadBlockError    the bytes are not the block that they claim to be
   StoreError       a tier can't be started, reached or used
+    AbandonedError   a call was given up by ourselves
 """
 
 from __future__ import annotations
@@ -44,3 +45,7 @@ class BadBlockError(WarmrouteError):
 
 class StoreError(WarmrouteError):
     """A tier can't be started, reached or used."""
+
+
+class AbandonedError(StoreError):
+    """A call was given up by ourselves: nothing is wrong with the other side."""

@@ -42,6 +42,10 @@ class Control(Protocol):
     def purge(self, owner: bytes | None, deadline: float) -> int:
         """See Arena."""
 
+    def interrupt(self) -> None:
+        """From another thread: the call that waits now raises AbandonedError. Not while a slot is
+        touched, since everything is given back."""
+
     def close(self) -> None:
         """Gives everything back. Idempotent."""
 
@@ -86,6 +90,9 @@ class LocalControl:
     def purge(self, owner: bytes | None, deadline: float) -> int:
         """See Arena."""
         return self._arena.purge(owner)
+
+    def interrupt(self) -> None:
+        """No call waits."""
 
     def close(self) -> None:
         """Gives everything back."""

@@ -21,10 +21,11 @@ from kvstore.arena.control import Control, LocalControl
 from kvstore.arena.messages import MAX_KEYS, Finished, Opened, Place, Refusal, Want
 from kvstore.arena.segment import Segment
 from kvstore.block import decode, layers_of
-from kvstore.errors import BadBlockError, StoreError
+from kvstore.errors import AbandonedError, BadBlockError, StoreError
 from kvstore.handle import Job, WorkThread
 from kvstore.sums import copy_sums
 from kvstore.tier import (
+    LATE,
     MISS,
     PRESENT,
     STORED,
@@ -159,7 +160,7 @@ class ArenaTier:
                     if any(outcome.status is not Status.HIT for outcome in outcomes[first:]):
                         break
         except StoreError:
-            outcomes += [UNREACHABLE] * (len(reads) - len(outcomes))
+            outcomes += [job.stopping or UNREACHABLE] * (len(reads) - len(outcomes))
         outcomes += [job.stopping or MISS] * (len(reads) - len(outcomes))
         self._counts.update(outcome.status for outcome in outcomes)
         return outcomes
@@ -167,7 +168,9 @@ class ArenaTier:
     def _get_group(
         self, control: Control, reads: Sequence[Read], landed: Landed | None, first: int, job: Job
     ) -> list[Outcome]:
-        opened = control.open([read.key for read in reads], job.deadline)
+        with job.touch(control.interrupt) as allowed:
+            keys = [read.key for read in reads] if allowed else []
+            opened = control.open(keys, job.deadline)
         outcomes: list[Outcome] = []
         try:
             for place, (read, block) in enumerate(zip(reads, opened, strict=False)):
@@ -176,7 +179,7 @@ class ArenaTier:
                     landed(first + place)
         finally:
             control.release([block.place for block in opened])
-        return outcomes + [MISS] * (len(reads) - len(outcomes))
+        return outcomes + [job.stopping or MISS] * (len(reads) - len(outcomes))
 
     def _copy_out(self, segment: Segment, read: Read, block: Opened) -> Outcome:
         size, place = block.payload_bytes, block.place
@@ -198,7 +201,7 @@ class ArenaTier:
                 for group in _groups([write.payload.nbytes for write in writes]):
                     outcomes += self._put_group(control, writes[group], job)
         except StoreError:
-            outcomes += [UNREACHABLE] * (len(writes) - len(outcomes))
+            outcomes += [job.stopping or UNREACHABLE] * (len(writes) - len(outcomes))
         self._counts.update(outcome.status for outcome in outcomes)
         return outcomes
 
@@ -206,7 +209,10 @@ class ArenaTier:
         wants = [_want(write) for write in writes]
         outcomes = [want if isinstance(want, Outcome) else None for want in wants]
         asked = [place for place, want in enumerate(wants) if isinstance(want, Want)]
-        answers = control.reserve([w for w in wants if isinstance(w, Want)], job.deadline)
+        with job.touch(control.interrupt) as allowed:
+            if not allowed:
+                return [job.stopping or LATE] * len(writes)
+            answers = control.reserve([w for w in wants if isinstance(w, Want)], job.deadline)
         given: list[tuple[int, Place]] = []
         for place, answer in zip(asked, answers, strict=True):
             if isinstance(answer, Place):
@@ -214,10 +220,25 @@ class ArenaTier:
             else:
                 outcomes[place] = _refused(answer)
         written = self._copy_in(control, writes, given, job)
-        done = [Finished(slot, writes[at].header, writes[at].ttl_s) for at, slot in written]
-        for (place, _), right in zip(written, control.commit(done, job.deadline), strict=True):
-            outcomes[place] = STORED if right else failed("commit")
+        for place, right in self._commit(control, writes, written, job):
+            outcomes[place] = STORED if right else None
         return [outcome or job.stopping or failed("commit") for outcome in outcomes]
+
+    def _commit(
+        self,
+        control: Control,
+        writes: Sequence[Write],
+        written: Sequence[tuple[int, Place]],
+        job: Job,
+    ) -> Iterator[tuple[int, bool]]:
+        """Which blocks are readable now."""
+        done = [Finished(slot, writes[at].header, writes[at].ttl_s) for at, slot in written]
+        with job.touch(control.interrupt) as allowed:
+            if not allowed:
+                control.abort([slot for _, slot in written])
+                return
+            right = control.commit(done, job.deadline)
+        yield from zip((at for at, _ in written), right, strict=True)
 
     def _copy_in(
         self,
@@ -265,8 +286,11 @@ class _Line:
         try:
             yield self._connected(deadline)
             self._pause_s, self._again_at = self.FIRST_PAUSE_S, 0.0
-        except StoreError:
+        except StoreError as error:
             self._lose()
+            if not isinstance(error, AbandonedError) and not self.broken:
+                self._again_at = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, self.LAST_PAUSE_S)
             raise
         finally:
             self._lock.release()
@@ -275,9 +299,7 @@ class _Line:
         """Gives everything back."""
         with self._lock:
             self._closed = True
-            if self._control is not None:
-                self._control.close()
-                self._control = None
+            self._lose()
 
     def _connected(self, deadline: float) -> Control:
         if self._closed or self.broken:
@@ -290,9 +312,6 @@ class _Line:
         if self._control is not None:
             self._control.close()
             self._control = None
-        if not self.broken:
-            self._again_at = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, self.LAST_PAUSE_S)
 
 
 def _groups(sizes: Sequence[int]) -> Iterator[slice]:

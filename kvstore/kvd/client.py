@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -15,7 +16,7 @@ from events.errors import WireError
 from kvstore.arena.messages import Finished, Opened, Place, Refusal, Want
 from kvstore.arena.segment import Segment
 from kvstore.arena.tier import ArenaTier
-from kvstore.errors import StoreError
+from kvstore.errors import AbandonedError, StoreError
 from kvstore.kvd.messages import (
     LENGTH,
     VERSION,
@@ -49,6 +50,8 @@ from kvstore.kvd.messages import (
 from kvstore.kvd.place import reachable
 
 T = TypeVar("T", bound=Reply)
+CONNECT_S = 1.0
+TELL_S = 1.0
 _FDS = 4
 
 
@@ -58,6 +61,7 @@ class SocketControl:
     def __init__(self, connection: socket.socket, segment: Segment) -> None:
         self.segment = segment
         self._connection = connection
+        self._interrupted = False
 
     def reserve(self, wants: Sequence[Want], deadline: float) -> Sequence[Place | Refusal]:
         """See Arena."""
@@ -103,6 +107,12 @@ class SocketControl:
         """The daemon's figures."""
         return self._ask(Stats(), Report, deadline)
 
+    def interrupt(self) -> None:
+        """The call that waits now raises AbandonedError."""
+        self._interrupted = True
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Gives everything back."""
         self._connection.close()
@@ -112,7 +122,7 @@ class SocketControl:
         try:
             reply = reply_of(_receive(self._connection, deadline))
         except (OSError, WireError) as error:
-            raise StoreError(f"kvd does not answer: {error}") from error
+            raise self._lost(f"kvd does not answer: {error}", deadline) from error
         if not isinstance(reply, kind):
             reason = reply.reason if isinstance(reply, Refused) else type(reply).__name__
             raise StoreError(f"kvd answered with something else: {reason}")
@@ -120,12 +130,17 @@ class SocketControl:
 
     def _tell(self, request: Request, deadline: float | None = None) -> None:
         """Sends it; what has no deadline of its own is given a short time."""
+        until = time.monotonic() + TELL_S if deadline is None else deadline
         try:
-            until = time.monotonic() + 1.0 if deadline is None else deadline
             self._connection.settimeout(_left(until))
             self._connection.sendall(frame(request))
         except (OSError, WireError) as error:
-            raise StoreError(f"kvd can't be told: {error}") from error
+            raise self._lost(f"kvd can't be told: {error}", until) from error
+
+    def _lost(self, why: str, deadline: float) -> StoreError:
+        """Whoever did not answer in time is to blame, even if we gave up in the end."""
+        ours = self._interrupted and time.monotonic() < deadline
+        return AbandonedError("given up") if ours else StoreError(why)
 
 
 class Kvd:
@@ -139,6 +154,7 @@ class Kvd:
 
     def connect(self, line: str, deadline: float) -> SocketControl:
         """A new session. Raises StoreError."""
+        deadline = min(deadline, time.monotonic() + CONNECT_S)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             connection.settimeout(_left(deadline))

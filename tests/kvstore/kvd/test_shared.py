@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from threading import Timer
 
 import pytest
 
@@ -107,7 +108,9 @@ def test_K6_fifty_times_two_users_killed_at_work(daemon: Daemon, nursery: Nurser
 
 def test_a_daemon_that_hangs_costs_its_users_their_deadline_only(daemon: Daemon) -> None:
     tier, blocks = open_tier(daemon.path, "patient"), run_of(2, seed=60)
+    other = open_tier(daemon.path, "impatient")
     put(tier, writes_of(blocks))
+    put(other, writes_of(blocks))
     daemon.send(signal.SIGSTOP)
     try:
         began = time.monotonic()
@@ -115,8 +118,12 @@ def test_a_daemon_that_hangs_costs_its_users_their_deadline_only(daemon: Daemon)
         handle = tier.put(writes_of(run_of(2, seed=61)), time.monotonic() + 0.1)
         outcomes = handle.result(SOON_S)
         assert [outcome.status for outcome in outcomes] == [Status.FAILED] * 2
-        assert time.monotonic() - began < 5.0
         assert tier.health() is Health.OPEN
+        assert time.monotonic() - began < 5.0
+        waiting = other.put(writes_of(run_of(2, seed=62)), time.monotonic() + 600)
+        Timer(0.1, waiting.cancel).start()
+        assert {outcome.reason for outcome in waiting.result(SOON_S)} == {"cancelled"}
+        assert other.health() is Health.OK
     finally:
         daemon.send(signal.SIGCONT)
     deadline = time.monotonic() + SOON_S
@@ -124,5 +131,7 @@ def test_a_daemon_that_hangs_costs_its_users_their_deadline_only(daemon: Daemon)
         assert time.monotonic() < deadline
     outcomes, _, _ = get(tier, [block.key for block in blocks])
     assert [outcome.status for outcome in outcomes] == [Status.HIT] * 2
+    assert put(other, writes_of(blocks)) == [Status.PRESENT] * 2
     tier.close()
+    other.close()
     daemon.wait_idle(SOON_S)
