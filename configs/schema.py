@@ -95,15 +95,20 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where KV blocks go besides the device, and come back from.
 
-    `host`: "auto" or "inproc" (this process's own memory), or "off". `host_bytes`: how much the
-    host's store may hold. Blocks of a remote store live `remote_ttl_s` after their last use. A load
-    that takes longer than `load_deadline_ms` is given up, and a question longer than `lookup_ms`.
-    One of `check_one_in` loads is compared with what is computed here; 0 compares none.
+    `host`: "inproc" (this process's own memory), "off", the path of a kvd's socket, or "auto": the
+    kvd that `warmroute up` has started, else as "inproc". `host_bytes`: how much the host's store
+    may hold. `remote`: the URL of a store for all hosts, empty for none; its blocks live
+    `remote_ttl_s` after their last use. `peers`: URLs of other hosts' stores, which are only read.
+    A load that takes longer than `load_deadline_ms` is given up, and a question longer than
+    `lookup_ms`. One of `check_one_in` loads is compared with what is computed here; 0 compares
+    none.
     """
 
     host: str = "auto"
     host_bytes: _Bytes = 512 * 1024 * 1024
+    remote: str = ""
     remote_ttl_s: _Seconds = 86_400.0
+    peers: tuple[str, ...] = ()
     staging_bytes: _Bytes = 64 * 1024 * 1024
     load_deadline_ms: _Millis = 2_000.0
     lookup_ms: _Millis = 100.0

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from configs.load import ConfigError
 from configs.schema import KvConfig
 from events.secrets import block_mac_key
 from kvstore.cascade import Cascade
 from kvstore.doorkeeper import Doorkeeper
+from kvstore.errors import StoreError
 from kvstore.identity import Namespace
+from kvstore.kvd.client import open_tier
 from kvstore.layout import Layout
 from kvstore.level import Level
 from kvstore.memory import MemoryTier
+from kvstore.remote.build import build_tier
 from kvstore.tier import Tier
 from kvstore.verify import Verifier
 from replica.tiers.loader import Loader, LoadSettings
@@ -23,8 +27,6 @@ from replica.tiers.spotcheck import SpotCheck
 from replica.tiers.staging import Staging
 from replica.tiers.tiers import ReplicaTiers
 
-log = logging.getLogger(__name__)
-
 MIN_SLOTS = 4
 MAX_SLOTS = 1_024
 
@@ -33,8 +35,13 @@ def build_tiers(
     config: KvConfig, cluster_key: bytes, namespace: Namespace, mover: BlockMover
 ) -> ReplicaTiers | None:
     """The tiers below the device; None where there shall be none. Raises ConfigError."""
-    near = host_tier(config)
-    return None if near is None else assemble(config, cluster_key, namespace, mover, near, None)
+    near, far = host_tier(config), None
+    if config.remote:
+        far = named_tier(config.remote, cluster_key, config.remote_ttl_s)
+    peers = [named_tier(url, cluster_key, None) for url in config.peers]
+    if near is None and far is None and not peers:
+        return None
+    return assemble(config, cluster_key, namespace, mover, near, far, peers)
 
 
 def assemble(
@@ -44,8 +51,9 @@ def assemble(
     mover: BlockMover,
     near: Tier | None,
     far: Tier | None,
+    peers: Sequence[Tier] = (),
 ) -> ReplicaTiers:
-    """Everything around the host's tier and the remote one, of which one may be missing."""
+    """Everything around the host's tier, the peers, which are only read, and the remote tier."""
     layout = Layout.of(namespace.layout)
     verifier, mac_key = Verifier(cluster_key, layout), block_mac_key(cluster_key)
     near_level = None if near is None else Level(near, layout, verifier, mac_key)
@@ -53,7 +61,11 @@ def assemble(
     if far is not None:
         far_level = Level(far, layout, verifier, mac_key, ttl_s=config.remote_ttl_s)
     spot = SpotCheck(layout, config.check_one_in)
-    cascade = Cascade([level for level in (near_level, far_level) if level is not None])
+    others = [Level(peer, layout, verifier, mac_key) for peer in peers]
+    for number, level in enumerate(others[1:], 2):
+        level.name = f"{level.name}-{number}"
+    levels = [level for level in (near_level, *others, far_level) if level is not None]
+    cascade = Cascade(levels)
     slots = min(max(config.staging_bytes // layout.payload_bytes, MIN_SLOTS), MAX_SLOTS)
     loader = Loader(
         cascade,
@@ -85,4 +97,17 @@ def host_tier(config: KvConfig) -> Tier | None:
         return None
     if config.host in ("auto", "inproc"):
         return MemoryTier(config.host_bytes)
-    raise ConfigError(f"kv.host '{config.host}': not one of auto, inproc, off")
+    if not config.host.startswith("/"):
+        raise ConfigError(f"kv.host '{config.host}': auto, inproc, off, or the path of a socket")
+    try:
+        return open_tier(Path(config.host), "replica")
+    except StoreError as error:
+        raise ConfigError(f"kv.host: {error}") from error
+
+
+def named_tier(url: str, cluster_key: bytes, ttl_s: float | None) -> Tier:
+    """The store that a URL names. Raises ConfigError."""
+    try:
+        return build_tier(url, secret=cluster_key, ttl_s=ttl_s)
+    except (ValueError, StoreError) as error:
+        raise ConfigError(f"[kv]: {error}") from error
