@@ -73,7 +73,7 @@ class Cursor:
     def restore(self, frozen: FrozenDigest) -> None:
         """Stand on a snapshot; then `followers` gives what was held for behind it."""
         self.generation, self.seq = frozen.generation, frozen.seq
-        self.bits = frozen.shape.bits
+        self.bits = frozen.shape.total_bits
         self.known = True
 
     def followers(self) -> Iterator[Change]:

@@ -17,6 +17,7 @@ from events.load import DigestShape
 MIN_DIGEST_BITS = 64
 MAX_DIGEST_BITS = 1 << 26
 MAX_DIGEST_K = 32
+MAX_COLUMNS = 3
 MAX_DELTA_POSITIONS = 64 * 1024
 """Of one delta, set and clear together: 256 KB."""
 
@@ -49,6 +50,8 @@ def _positions_of(data: bytes, bits: int) -> np.ndarray:
 def check_shape(shape: DigestShape) -> DigestShape:
     """The shape itself. Raises WireError when no digest can have it."""
     bits, k = shape.bits, shape.k
+    if not 1 <= shape.columns <= MAX_COLUMNS:
+        raise WireError(f"a digest has 1 to {MAX_COLUMNS} columns")
     if not MIN_DIGEST_BITS <= bits <= MAX_DIGEST_BITS or bits & (bits - 1):
         raise WireError("digest bits must be a power of two within the limits")
     if not 1 <= k <= MAX_DIGEST_K:
@@ -77,7 +80,7 @@ def fitting_shape(shape: DigestShape, keys: int, bound: float) -> DigestShape:
     bits = shape.bits
     while bits < MAX_DIGEST_BITS and expected_rate(bits, shape.k, keys) > bound / 2:
         bits *= 2
-    return DigestShape(bits=bits, k=shape.k)
+    return msgspec.structs.replace(shape, bits=bits)
 
 
 def expected_rate(bits: int, k: int, keys: int) -> float:

@@ -60,7 +60,7 @@ class FeedListener(Protocol):
         shape: DigestShape,
         bits: np.ndarray,
     ) -> None:
-        """The whole digest: `bits` is uint8 of shape (shape.bits // 8,), little bit order."""
+        """The whole digest: `bits` is uint8 of shape (shape.total_bits // 8,), little bit order."""
 
     def on_digest_delta(
         self,

@@ -20,16 +20,34 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     rope: str
 
 
-class DigestShape(msgspec.Struct, frozen=True, kw_only=True):
-    """`bits` is a power of two; `k` positions are set per key."""
+class DigestShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`bits` is a power of two; `k` positions are set per key.
+
+    A digest may have `columns` of so many bits each, back to back: the device's blocks, then those
+    of each tier below it, in the order of the hello's `tiers`.
+    """
 
     bits: int
     k: int
+    columns: int = 1
+
+    @property
+    def total_bits(self) -> int:
+        """Of all columns."""
+        return self.bits * self.columns
+
+    @property
+    def column(self) -> DigestShape:
+        """The shape of one column."""
+        return self if self.columns == 1 else DigestShape(bits=self.bits, k=self.k)
 
 
 class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     """Sent at start, on request and every few seconds. Fingerprints are hex digests.
     `max_step_tokens`: how much of a prompt one step computes at most.
+
+    `tiers`: the stores below its device whose blocks its digest shows, by name; what several
+    replicas show of one store is theirs together. An empty name is a store of its own.
 
     Another `engine` than ours is asked by HTTP: its `link_url` is the server's base URL. Without
     `digests` nobody will ever tell what it holds. `abilities`: words for what not every replica
@@ -53,6 +71,7 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: Count = 512
     engine: str = OWN_ENGINE
     digests: bool = True
+    tiers: tuple[str, ...] = ()
     abilities: tuple[str, ...] = ()
 
 
@@ -83,12 +102,19 @@ class DecodeFit(msgspec.Struct, frozen=True, array_like=True):
         return max(0.0, self.base + self.per_row * rows + self.per_context * context_tokens)
 
 
+class FetchFit(msgspec.Struct, frozen=True, array_like=True):
+    """Time in ms to bring n blocks from a tier to the device: latency + per_block*n."""
+
+    latency: Amount
+    per_block: Amount
+
+
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The heartbeat. `digest_seq` lets a reader notice that the last delta was lost.
 
     `seen` maps a router's boot to the last dispatch number of it that this report includes.
     `queued_prefill_tokens` counts prompt tokens not yet computed of waiting and running requests,
-    after subtracting what the cache holds.
+    after subtracting what the cache holds. `fetch` goes with the hello's `tiers`.
     """
 
     digest_generation: Count
@@ -110,6 +136,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_total: Count
     cached_tokens_total: Count
     preemptions_total: Count
+    fetch: tuple[FetchFit, ...] = ()
 
 
 class ReplicaBye(msgspec.Struct, frozen=True, kw_only=True):

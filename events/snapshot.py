@@ -49,12 +49,12 @@ _chunks = msgspec.msgpack.Decoder(SnapshotChunk)
 
 def chunk_count(shape: DigestShape) -> int:
     """How many chunks a digest of this shape is sent in."""
-    return -(-shape.bits // 8 // CHUNK_RAW_BYTES)
+    return -(-shape.total_bits // 8 // CHUNK_RAW_BYTES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenDigest:
-    """The bits at one (generation, seq). `bits` is uint8 (shape.bits // 8,)."""
+    """The bits at one (generation, seq). `bits` is uint8 (shape.total_bits // 8,)."""
 
     generation: int
     seq: int
@@ -117,7 +117,7 @@ def _frame(chunk: SnapshotChunk) -> tuple[int, int, DigestShape, int, int]:
 
 
 def _raw_bytes(shape: DigestShape, index: int) -> int:
-    return min(CHUNK_RAW_BYTES, shape.bits // 8 - index * CHUNK_RAW_BYTES)
+    return min(CHUNK_RAW_BYTES, shape.total_bits // 8 - index * CHUNK_RAW_BYTES)
 
 
 def _inflate(data: bytes, expected_bytes: int) -> bytes:

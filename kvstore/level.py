@@ -15,6 +15,7 @@ from threading import Lock
 from kvstore.block import encode, header_of
 from kvstore.errors import Reason
 from kvstore.identity import BlockIdentity
+from kvstore.known import Known
 from kvstore.layout import Layout
 from kvstore.tier import Handle, Health, Outcome, Read, Status, Tier, Write
 from kvstore.verify import Verifier
@@ -71,7 +72,8 @@ class LevelCounts:
 
 class Level:
     """Threads may share it. Every header is signed with `mac_key`, since a host's blocks may go on
-    to other hosts; it is asked for where others than this host's processes can write."""
+    to other hosts; it is asked for where others than this host's processes can write. `max_known`:
+    how many blocks it is remembered to hold."""
 
     def __init__(
         self,
@@ -80,12 +82,14 @@ class Level:
         verifier: Verifier,
         mac_key: bytes,
         ttl_s: float | None = None,
+        max_known: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         trusted = tier.caps.trusted
         self.tier = tier
         self.name = tier.caps.name
         self.counts = LevelCounts()
+        self.known = Known(max_known)
         self.speed = Speed(
             _LOCAL_LATENCY_MS if trusted else _REMOTE_LATENCY_MS,
             _LOCAL_BYTES_PER_MS if trusted else _REMOTE_BYTES_PER_MS,
@@ -130,6 +134,9 @@ class Level:
         count = self.tier.exists_prefix(keys, deadline)
         self.speed.asked((self._clock() - started) * 1e3)
         self.counts.asked += 1
+        self.known.confirm(keys[:count])
+        if count < len(keys):
+            self.known.deny(keys[count])
         return count
 
     def read(
@@ -166,6 +173,12 @@ class Level:
             writes.append(Write(block.key, encode(header, self._mac_key), payload, ttl_s))
         outcomes = self._await(self.tier.put(writes, deadline), deadline)
         counts = self.counts
+        there = (Status.STORED, Status.PRESENT)
+        self.known.confirm(
+            block.key
+            for block, outcome in zip(blocks, outcomes, strict=True)
+            if outcome.status in there
+        )
         with self._lock:
             for outcome in outcomes:
                 if outcome.status is Status.STORED:
@@ -187,6 +200,7 @@ class Level:
             self._forget_old(now)
             if len(self._quarantined) >= DISTRUST_AFTER:
                 self.distrust()
+        self.known.deny(key)
         self.tier.delete([key])
 
     def distrust(self) -> None:

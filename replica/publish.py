@@ -11,14 +11,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from configs.schema import ReplicaConfig
 from events.bus import Bus, Subscription
+from events.cache import CacheFact
 from events.envelope import seal, unseal
 from events.errors import WireError
-from events.load import ReplicaBye, ReplicaHello, ReplicaLoad
+from events.load import FetchFit, ReplicaBye, ReplicaHello, ReplicaLoad
 from events.snapshot import FrozenDigest, SnapshotRequest, decode_request
 from events.subjects import replica_subject, roll_call_subject, snapshot_subject
 from replica.engine.messages import Engine, EngineLoad
@@ -38,6 +40,16 @@ FROZEN_KEPT = 4
 CLOSE_S = 1.0
 
 
+class ShownTiers(Protocol):
+    """The tiers below the device, as far as readers are told of them. Called on the event loop."""
+
+    def drain_facts(self) -> list[list[CacheFact]]:
+        """What each of them confirmed or denied since the last call."""
+
+    def fetch_fits(self) -> tuple[FetchFit, ...]:
+        """How fast each of them gives blocks now."""
+
+
 class Publisher:
     """One replica's voice for one boot. Runs on the event loop; `tick` is one beat of it."""
 
@@ -51,8 +63,10 @@ class Publisher:
         config: ReplicaConfig,
         boot: int,
         clock: Callable[[], float] = time.monotonic,
+        tiers: ShownTiers | None = None,
     ) -> None:
-        """`hello.digest` is the first generation's shape; later ones go out by themselves."""
+        """`hello.digest` is the first generation's shape; later ones go out by themselves. `tiers`:
+        those that the hello names."""
         self.boot = boot
         self.draining = False
         self.superseded = False
@@ -63,6 +77,7 @@ class Publisher:
         self._id = replica_id
         self._hello = hello
         self._engine = engine
+        self._tiers = tiers
         self._config = config
         self._clock = clock
         self._busy = False
@@ -112,8 +127,9 @@ class Publisher:
         if self.superseded or not load.alive:
             return
         facts = self._engine.drain_facts()
+        below = self._tiers.drain_facts() if self._tiers is not None else []
         generation = self.residency.generation
-        await self._say_deltas(self.residency.apply(facts))
+        await self._say_deltas(self.residency.apply(facts, *below))
         was_busy, self._busy = self._busy, bool(facts) or load.running + load.waiting > 0
         if was_busy and not self._busy:
             # The last report still tells of work: for a whole idle interval it would cost us.
@@ -129,7 +145,8 @@ class Publisher:
             self._config.heartbeat_ms
         ):
             self._last_load_s, self._load_asked = now_s, False
-            await self._say("load", load_report(load, self.residency, self.draining))
+            fetch = self._tiers.fetch_fits() if self._tiers is not None else ()
+            await self._say("load", load_report(load, self.residency, self.draining, fetch))
 
     async def _run(self) -> None:
         while not self.superseded:
@@ -214,7 +231,9 @@ class Publisher:
         return replica_subject(self._cluster, self._id, kind)
 
 
-def load_report(load: EngineLoad, residency: Residency, draining: bool) -> ReplicaLoad:
+def load_report(
+    load: EngineLoad, residency: Residency, draining: bool, fetch: tuple[FetchFit, ...] = ()
+) -> ReplicaLoad:
     """The heartbeat: the engine's snapshot beside the digest that was told last."""
     return ReplicaLoad(
         digest_generation=residency.generation,
@@ -236,4 +255,5 @@ def load_report(load: EngineLoad, residency: Residency, draining: bool) -> Repli
         prompt_tokens_total=load.prompt_tokens_total,
         cached_tokens_total=load.cached_tokens_total,
         preemptions_total=load.preemptions_total,
+        fetch=fetch,
     )

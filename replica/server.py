@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import uvloop
 from aiohttp import web
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from replica.kv_events.publisher import KvEventPublisher
     from replica.sched.plan import Runner
     from replica.tiers.mover import BlockMover
+    from replica.tiers.tiers import ReplicaTiers
 
 log = logging.getLogger("replica")
 
@@ -192,6 +194,12 @@ def hello_of(parts: Parts) -> ReplicaHello:
     )
 
 
+def with_tiers(hello: ReplicaHello, tiers: ReplicaTiers) -> ReplicaHello:
+    """The hello of a replica whose digest shows the tiers below its device too."""
+    digest = msgspec.structs.replace(hello.digest, columns=1 + len(tiers.names))
+    return msgspec.structs.replace(hello, digest=digest, tiers=tiers.names)
+
+
 def _version() -> str:
     try:
         return metadata.version("warmroute")
@@ -233,6 +241,8 @@ async def serve(parts: Parts) -> None:
     async with contextlib.AsyncExitStack() as ending:
         queue = StepQueue(asyncio.get_running_loop())
         tiers = build_tiers(parts.cluster.kv, secret, Namespace.of_hello(hello), parts.mover)
+        if tiers is not None:
+            hello = with_tiers(hello, tiers)
         engine = EngineThread(parts.runner, queue, parts.replica, secret, tiers=tiers)
         if parts.replica.kv_events:
             telling = _tell_others(engine, parts)
@@ -256,7 +266,9 @@ async def serve(parts: Parts) -> None:
         await runner.setup()
         await web.SockSite(runner, parts.door, ssl_context=parts.tls).start()
 
-        publisher = Publisher(bus, cluster, replica_id, hello, engine, parts.replica, boot)
+        publisher = Publisher(
+            bus, cluster, replica_id, hello, engine, parts.replica, boot, tiers=tiers
+        )
         ending.push_async_callback(publisher.close)
         await publisher.start()
         print(f"READY {parts.url}", flush=True)

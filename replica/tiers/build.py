@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from configs.load import ConfigError
 from configs.schema import KvConfig
-from events.secrets import block_mac_key
+from events.secrets import block_mac_key, store_name
 from kvstore.cascade import Cascade
 from kvstore.doorkeeper import Doorkeeper
 from kvstore.errors import StoreError
@@ -26,6 +27,9 @@ from replica.tiers.outbound import BATCH_BLOCKS, Outbound, OutSettings
 from replica.tiers.spotcheck import SpotCheck
 from replica.tiers.staging import Staging
 from replica.tiers.tiers import ReplicaTiers
+
+MAX_KNOWN = 65_536
+"""Blocks of one tier that readers are told of: more would make every digest larger."""
 
 MIN_SLOTS = 4
 MAX_SLOTS = 1_024
@@ -56,10 +60,16 @@ def assemble(
     """Everything around the host's tier, the peers, which are only read, and the remote tier."""
     layout = Layout.of(namespace.layout)
     verifier, mac_key = Verifier(cluster_key, layout), block_mac_key(cluster_key)
-    near_level = None if near is None else Level(near, layout, verifier, mac_key)
-    far_level = None
+    near_level = far_level = None
+    shown = []
+    if near is not None:
+        fits = config.host_bytes // layout.payload_bytes
+        near_level = Level(near, layout, verifier, mac_key, max_known=min(fits, MAX_KNOWN))
+        shown.append((host_name(near, config), near_level))
     if far is not None:
-        far_level = Level(far, layout, verifier, mac_key, ttl_s=config.remote_ttl_s)
+        ttl_s = config.remote_ttl_s
+        far_level = Level(far, layout, verifier, mac_key, ttl_s, max_known=MAX_KNOWN)
+        shown.append((store_name(cluster_key, config.remote), far_level))
     spot = SpotCheck(layout, config.check_one_in)
     others = [Level(peer, layout, verifier, mac_key) for peer in peers]
     for number, level in enumerate(others[1:], 2):
@@ -88,7 +98,12 @@ def assemble(
         namespace,
         OutSettings(time.time_ns() // 1_000_000, config.write_deadline_ms / 1e3),
     )
-    return ReplicaTiers(cascade, loader, outbound, spot)
+    return ReplicaTiers(cascade, loader, outbound, spot, shown)
+
+
+def host_name(near: Tier, config: KvConfig) -> str:
+    """Replicas that say the same name share the host's store; one of its own has none to say."""
+    return f"{socket.gethostname()}:{config.host}" if near.caps.shared else ""
 
 
 def host_tier(config: KvConfig) -> Tier | None:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from events.load import PrefillFit
+from events.cache import CacheFact
+from events.load import FetchFit, PrefillFit
 from kvstore.cascade import Cascade
+from kvstore.level import Level
 from replica.sched.plan import ChildId
 from replica.sched.tiers import StoredBlock, Wanted
 from replica.tiers.loader import Loader
 from replica.tiers.outbound import Outbound
 from replica.tiers.spotcheck import SpotCheck
 
+OUT_OF_REACH = FetchFit(latency=1e9, per_block=1e9)
+
 
 class ReplicaTiers:
     """Implements `replica.sched.tiers.Tiers`. The engine attaches itself, then starts it."""
 
     def __init__(
-        self, cascade: Cascade, loader: Loader, outbound: Outbound, spot: SpotCheck
+        self,
+        cascade: Cascade,
+        loader: Loader,
+        outbound: Outbound,
+        spot: SpotCheck,
+        shown: Sequence[tuple[str, Level]],
     ) -> None:
+        """`shown`: the levels that readers are told of, by the names of their stores."""
+        self.names = tuple(name for name, _ in shown)
+        self._shown = [level for _, level in shown]
         self.cascade = cascade
         self.loader = loader
         self.outbound = outbound
@@ -40,6 +52,19 @@ class ReplicaTiers:
         """Start the helper threads."""
         self.loader.start()
         self.outbound.start()
+
+    def drain_facts(self) -> list[list[CacheFact]]:
+        """What each shown level confirmed or denied since the last call."""
+        return [level.known.drain() for level in self._shown]
+
+    def fetch_fits(self) -> tuple[FetchFit, ...]:
+        """How fast each shown level gives blocks; out of reach when it can't be used now."""
+        return tuple(
+            FetchFit(level.speed.latency_ms, level.fetch_ms(1) - level.speed.latency_ms)
+            if level.usable
+            else OUT_OF_REACH
+            for level in self._shown
+        )
 
     def look(self, wanted: Wanted) -> None:
         """See Tiers.look."""

@@ -79,7 +79,7 @@ void find_best(const double *terms, long width, long fit, int64_t *best, long ke
 extern "C" {
 
 long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const uint8_t *asked,
-              const int32_t *depths, uint8_t *state, double *terms_of, int64_t *best, long keep,
+              const int32_t *depths, const int32_t *reaches, const double *transfers, uint8_t *state, double *terms_of, int64_t *best, long keep,
               double *figures) {
     const Ask &ask = *asks;
     const long fit = filter(table, n, ask, asked, state);
@@ -94,9 +94,11 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
     for (long i = 0; i < n; i++) {
         if (state[i] != FIT) continue;
         const Row &r = table[i];
-        double overlap = depths[i];
-        double cached = below(ask.prompt_tokens - 1, overlap * ask.block_tokens);
-        if (cached < ask.min_match) cached = overlap = 0.0;
+        // Leading blocks on the device, and with those that a transfer brings there.
+        double overlap = depths[i], reach = reaches ? reaches[i] : overlap;
+        double transfer_ms = transfers ? transfers[i] : 0.0;
+        double cached = below(ask.prompt_tokens - 1, reach * ask.block_tokens);
+        if (cached < ask.min_match) cached = overlap = reach = transfer_ms = 0.0;
         const double queued_ms = queue_ms(r, ask, *w);
         const double cold_ms = prefill_ms(r, 0, ask.prompt_tokens);
         const double warm_ms = below(cold_ms, prefill_ms(r, cached, ask.prompt_tokens - cached));
@@ -110,8 +112,8 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
             mixing_ms = std::ceil((r.queued_tokens + new_tokens) / r.step_tokens) *
                         above(0.0, r.per_row * r.rows + r.per_context * r.context_tokens);
         }
-        const double ttft_ms = queued_ms + own_ms + mixing_ms;
-        const double needed = blocks - std::floor(cached / ask.block_tokens);
+        const double ttft_ms = queued_ms + own_ms + transfer_ms + mixing_ms;
+        const double needed = blocks - below(overlap, std::floor(cached / ask.block_tokens));
         const double alone = decode_ms(r, 1, ask.prompt_tokens);
         const double shared =
             decode_ms(r, r.requests + 1, r.context_tokens + ask.prompt_tokens);
@@ -138,15 +140,15 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
                                    2.0 * r.b * lacking * ask.block_tokens +
                                    (suspect ? w->suspect_ms * above(1.0, r.failures) : 0.0);
         const double lateness_ms = w->lateness * above(0.0, ttft_ms - ask.deadline_ms);
-        const double cost_ms = (queued_ms + own_ms + decode_share_ms + harm_ms) +
+        const double cost_ms = (queued_ms + own_ms + transfer_ms + decode_share_ms + harm_ms) +
                                (eviction_ms + overload_ms + lateness_ms);
-        const double terms[] = {idle_ms - cost_ms, saved_ms, queued_ms, own_ms, decode_share_ms,
-                                harm_ms, eviction_ms, overload_ms, lateness_ms, ttft_ms, overlap,
-                                cached, needed, credit * cached};
+        const double terms[] = {idle_ms - cost_ms, saved_ms, queued_ms, own_ms, transfer_ms,
+                                decode_share_ms, harm_ms, eviction_ms, overload_ms, lateness_ms,
+                                ttft_ms, reach, cached, needed, credit * cached};
         for (double term : terms) *out++ = term;
         soonest_ms = below(soonest_ms, ttft_ms);
         least_queued = below(least_queued, r.queued_tokens);
-        longest = above(longest, overlap);
+        longest = above(longest, reach);
     }
     if (!fit) return fit;
     const long width = (out - terms_of) / fit;

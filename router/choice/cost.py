@@ -63,9 +63,9 @@ ROW = (
 """What a row of the table says of one replica; router/fleet/board.py fills it."""
 
 TERMS = (
-    "score", "saved_prefill_ms", "queue_ms", "prefill_ms", "decode_share_ms", "harm_ms",
-    "eviction_ms", "overload_ms", "lateness_ms", "ttft_ms", "overlap_blocks", "cached_tokens",
-    "new_blocks", "usable_tokens",
+    "score", "saved_prefill_ms", "queue_ms", "prefill_ms", "transfer_ms", "decode_share_ms",
+    "harm_ms", "eviction_ms", "overload_ms", "lateness_ms", "ttft_ms", "overlap_blocks",
+    "cached_tokens", "new_blocks", "usable_tokens",
 )  # fmt: skip
 """What a row of the answer says of one candidate."""
 
@@ -143,16 +143,30 @@ class Prices(NamedTuple):
     figures: Figures
 
 
+class Fetches(NamedTuple):
+    """By row: leading blocks on the device or brought there, int32, and the time that the bringing
+    takes, float64 in ms."""
+
+    blocks: np.ndarray
+    transfer_ms: np.ndarray
+
+
 class Pricer(Protocol):
     """Filters and prices a whole pool."""
 
     def price(
-        self, sheet: Sheet, demand: Demand, asked: np.ndarray, depths: np.ndarray, now_s: float
+        self,
+        sheet: Sheet,
+        demand: Demand,
+        asked: np.ndarray,
+        depths: np.ndarray,
+        now_s: float,
+        fetches: Fetches | None = None,
     ) -> Prices:
         """The answer lies in the sheet: use it before it is priced again.
 
         `asked` is uint8 (n,), `depths` int32 (n,): the leading blocks that each is believed to
-        hold."""
+        hold. `fetches`: what each would bring there besides."""
 
 
 class NativePricer:
@@ -162,7 +176,13 @@ class NativePricer:
         self._library = library
 
     def price(
-        self, sheet: Sheet, demand: Demand, asked: np.ndarray, depths: np.ndarray, now_s: float
+        self,
+        sheet: Sheet,
+        demand: Demand,
+        asked: np.ndarray,
+        depths: np.ndarray,
+        now_s: float,
+        fetches: Fetches | None = None,
     ) -> Prices:
         table, state, terms, best, figures = sheet.at
         fit = self._library.wr_price(
@@ -172,6 +192,8 @@ class NativePricer:
             _WEIGHTS_AT,
             sheet.everybody_at if asked is sheet.everybody else address(asked),
             address(depths),
+            None if fetches is None else address(fetches.blocks),
+            None if fetches is None else address(fetches.transfer_ms),
             state,
             terms,
             best,
@@ -189,14 +211,24 @@ class NumpyPricer:
     """The same without a compiler."""
 
     def price(
-        self, sheet: Sheet, demand: Demand, asked: np.ndarray, depths: np.ndarray, now_s: float
+        self,
+        sheet: Sheet,
+        demand: Demand,
+        asked: np.ndarray,
+        depths: np.ndarray,
+        now_s: float,
+        fetches: Fetches | None = None,
     ) -> Prices:
         state = _states(sheet.table, demand, asked, now_s)
         fit = np.flatnonzero(state == FIT)
         if not fit.size:
             return Prices(state, np.empty((0, len(TERMS))), [], NOBODY)
         rows, overlap = _Rows(sheet.table[fit]), depths[fit].astype(np.float64)
-        terms = _terms(rows, demand, overlap, now_s)
+        reach, transfer_ms = overlap, np.zeros(len(fit))
+        if fetches is not None:
+            reach = fetches.blocks[fit].astype(np.float64)
+            transfer_ms = fetches.transfer_ms[fit]
+        terms = _terms(rows, demand, overlap, reach, transfer_ms, now_s)
         best = np.argsort(-terms[:, _SCORE], kind="stable")[:BEST]
         said = Figures(
             float(terms[:, _TTFT].min()),
@@ -252,20 +284,29 @@ def _states(table: np.ndarray, demand: Demand, asked: np.ndarray, now_s: float) 
     return state
 
 
-def _terms(at: _Rows, demand: Demand, overlap: np.ndarray, now_s: float) -> np.ndarray:
+def _terms(
+    at: _Rows,
+    demand: Demand,
+    overlap: np.ndarray,
+    reach: np.ndarray,
+    transfer_ms: np.ndarray,
+    now_s: float,
+) -> np.ndarray:
+    """`overlap`: leading blocks on the device; `reach`: with those that `transfer_ms` brings."""
     prompt, block = demand.prompt_tokens, demand.block_tokens
-    cached = np.minimum(prompt - 1.0, overlap * block)
-    overlap = np.where(cached < MIN_MATCH_TOKENS, 0.0, overlap)
-    cached = np.where(cached < MIN_MATCH_TOKENS, 0.0, cached)
+    cached = np.minimum(prompt - 1.0, reach * block)
+    short = cached < MIN_MATCH_TOKENS
+    cached, transfer_ms = np.where(short, 0.0, cached), np.where(short, 0.0, transfer_ms)
+    reach, overlap = np.where(short, 0.0, reach), np.where(short, 0.0, overlap)
     queue_ms, cold_ms = at.queue_ms(now_s), at.prefill_ms(0, prompt)
     warm_ms = np.minimum(cold_ms, at.prefill_ms(cached, prompt - cached))
     credit = at.credit(now_s)
     saved_ms = credit * (cold_ms - warm_ms)
     prefill_ms = cold_ms - saved_ms
     mixing_ms = _mixing_ms(at, prompt - cached)
-    ttft_ms = queue_ms + prefill_ms + mixing_ms
+    ttft_ms = queue_ms + prefill_ms + transfer_ms + mixing_ms
     blocks = math.ceil((prompt + demand.output_tokens) / block)
-    needed = blocks - np.floor(cached / block)
+    needed = blocks - np.minimum(overlap, np.floor(cached / block))
     decode_share_ms = mixing_ms + _own_decode_ms(at, demand)
     occupancy = _occupancy(queue_ms.min(), cold_ms)
     harm_ms = prefill_ms * (occupancy + HARM_WEIGHT * np.maximum(0.0, at.rows))
@@ -273,13 +314,13 @@ def _terms(at: _Rows, demand: Demand, overlap: np.ndarray, now_s: float) -> np.n
     overload_ms = _overload_ms(at, demand, needed, now_s)
     deadline_ms = math.inf if demand.ttft_deadline_ms is None else demand.ttft_deadline_ms
     lateness_ms = LATENESS_WEIGHT * np.maximum(0.0, ttft_ms - deadline_ms)
-    cost_ms = queue_ms + prefill_ms + decode_share_ms + harm_ms
+    cost_ms = queue_ms + prefill_ms + transfer_ms + decode_share_ms + harm_ms
     cost_ms = cost_ms + (eviction_ms + overload_ms + lateness_ms)
     score = cold_ms.min() - cost_ms
     return np.stack(
         [
-            score, saved_ms, queue_ms, prefill_ms, decode_share_ms, harm_ms, eviction_ms,
-            overload_ms, lateness_ms, ttft_ms, overlap, cached, needed, credit * cached,
+            score, saved_ms, queue_ms, prefill_ms, transfer_ms, decode_share_ms, harm_ms,
+            eviction_ms, overload_ms, lateness_ms, ttft_ms, reach, cached, needed, credit * cached,
         ],
         axis=1,
     )  # fmt: skip
@@ -342,7 +383,7 @@ def pricer() -> Pricer:
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """With argument types, so that a wrong call fails in Python."""
     pointer, long = ctypes.c_void_p, ctypes.c_long
-    library.wr_price.argtypes = [pointer, long, *[pointer] * 7, long, pointer]
+    library.wr_price.argtypes = [pointer, long, *[pointer] * 9, long, pointer]
     library.wr_price.restype = long
     return library
 

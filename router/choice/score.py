@@ -14,7 +14,19 @@ import numpy as np
 from msgspec import Struct
 
 from events.decision import CandidateTerms
-from router.choice.cost import BEST, FIT, ROW, TERMS, TOO_LONG, UNHEARD, Demand, Prices, pricer
+from router.choice.cost import (
+    BEST,
+    FIT,
+    ROW,
+    TERMS,
+    TOO_LONG,
+    UNHEARD,
+    Demand,
+    Fetches,
+    Prices,
+    pricer,
+)
+from router.choice.fetch import plan_fetches
 from router.choice.reserve import Ledger
 from router.choice.route import RouteQuery
 from router.cluster.peers import Peers, together
@@ -188,7 +200,8 @@ class Shown(Sequence[CandidateTerms]):
     def _make(self) -> list[CandidateTerms]:
         """Column by column: a struct is quickly made, its numbers one by one are not."""
         trust, digest_at_s, load_at_s, unknown = self._evidence.T[_EVIDENCE]
-        score, saved, queue, prefill, *others, _, overlap, _, _, _ = self._terms.T.tolist()
+        terms = self._terms.T.tolist()
+        score, saved, queue, prefill, transfer, *others, _, overlap, _, _, _ = terms
         return list(
             map(
                 CandidateTerms,
@@ -197,7 +210,7 @@ class Shown(Sequence[CandidateTerms]):
                 saved,
                 queue,
                 prefill,
-                repeat(0.0),
+                transfer,
                 *others,
                 map(int, overlap),
                 trust.tolist(),
@@ -244,8 +257,19 @@ class Scorer:
         digest_blocks = board.depths(self._fleet.index, query.chain.data)
         depths = board.promised(self._optimistic, query.chain, digest_blocks)
         depths = self._marked(query, board, depths, now_s)
-        prices = self._pricer.price(board.sheet, demand, _asked(query, board), depths, now_s)
+        fetches = self._fetches(query, board, depths)
+        asked = _asked(query, board)
+        prices = self._pricer.price(board.sheet, demand, asked, depths, now_s, fetches)
         return Field(board, query, now_s, digest_blocks, prices)
+
+    def _fetches(self, query: RouteQuery, board: Board, depths: np.ndarray) -> Fetches | None:
+        """What each would bring from the tiers below its device; None where nobody shows any."""
+        below = self._fleet.below
+        if not len(below) or not len(depths):
+            return None
+        reach = board.below(below, query.chain.data)
+        tokens = query.prompt_tokens
+        return plan_fetches(board.table, board.speeds, depths, reach, tokens, query.block_tokens)
 
     def _marked(
         self, query: RouteQuery, board: Board, depths: np.ndarray, now_s: float

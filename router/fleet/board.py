@@ -12,6 +12,7 @@ from kvstore.identity import KeyChain
 from router.choice.cost import Sheet
 from router.choice.reserve import Booked
 from router.fleet.member import Member
+from router.locality.below import TIERS, BelowIndex, Reach
 from router.locality.index import DigestIndex, Seats
 from router.locality.optimistic import OptimisticEntries
 
@@ -36,6 +37,8 @@ class Board:
         self.sheet = Sheet(len(members))
         self.table = self.sheet.table
         self.everywhere = np.arange(len(members))
+        self.speeds = np.zeros((len(members), TIERS, 2))
+        self._reach: Reach | None = None
         self._seats: Seats | None = None
         self._slots: np.ndarray | None = None
         self._slots_version = 0
@@ -43,7 +46,11 @@ class Board:
 
     def write(self, member: Member, booked: Booked) -> None:
         """Bring the member's row up to date."""
-        self.table[self.rows[member.replica]] = row_of(member, booked)
+        row = self.rows[member.replica]
+        self.table[row] = row_of(member, booked)
+        if member.load is not None and member.load.fetch:
+            fits = member.load.fetch[:TIERS]
+            self.speeds[row, : len(fits)] = [(fit.latency, fit.per_block) for fit in fits]
 
     def depths(self, index: DigestIndex, keys: bytes) -> np.ndarray:
         """Leading blocks of a chain, its keys back to back, that each member's digest says it
@@ -53,6 +60,13 @@ class Board:
                 index.remove(stranger)
             self._seats = index.seats(self.pool, self.rows)
         return index.depths_of(self._seats, keys)
+
+    def below(self, index: BelowIndex, keys: bytes) -> list[np.ndarray]:
+        """The same for each tier below the members' devices."""
+        if self._reach is None:
+            stores = [[_store(member, place) for member in self.members] for place in range(TIERS)]
+            self._reach = Reach(index, self.pool, self.rows, stores)
+        return self._reach.depths(keys)
 
     def promised(
         self, optimistic: OptimisticEntries, chain: KeyChain, depths: np.ndarray
@@ -79,6 +93,12 @@ class Board:
             self._rows_of.clear()
         kept = self._rows_of[slots] = rows_of[rows_of != NOWHERE]
         return kept
+
+
+def _store(member: Member, place: int) -> str:
+    """The store that a member names there; empty for none, and for one of its own."""
+    tiers = member.hello.tiers
+    return tiers[place] if place < len(tiers) else ""
 
 
 def _bits(word: int) -> np.ndarray:

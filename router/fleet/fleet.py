@@ -19,6 +19,7 @@ from router.fleet.fits import PoolPrior
 from router.fleet.member import Member, ReplicaState, ReplicaView
 from router.fleet.pool import Pool, grouped
 from router.fleet.trust import Prediction
+from router.locality.below import BelowIndex
 from router.locality.falsehits import FalseHits
 from router.locality.index import DigestIndex
 from router.telemetry.alarms import Alarms, Clock
@@ -46,6 +47,7 @@ class Fleet:
         self.alarms = Alarms(clock)
         self.roster_version = 0
         self.index = index if index is not None else DigestIndex()
+        self.below = BelowIndex()
         self._evidence = Evidence(self.index, self.alarms)
         if isinstance(expected, Expected):
             expected = Expectations(expected)
@@ -102,16 +104,19 @@ class Fleet:
         member = self._current(replica, boot)
         if member is None or member.misfits:
             return
-        if not self.index.place(replica, member.pool, shape):
+        if not self.index.place(replica, member.pool, shape.column):
             self.alarms.raise_("index_full", replica, "no memory left for its digest")
             return
         try:
-            self.index.reset(replica, bits)
+            device, *below = np.split(bits, shape.columns)
+            self.index.reset(replica, device)
+            self.below.reset(replica, member.pool, shape.column, below)
         except ValueError as error:
             self._lose_digest(member, str(error))
             return
         if member.digest_cursor is None or member.digest_cursor[0] != generation:
             self.false_hits.forget(replica)
+        member.digest_shape = shape
         member.digest_cursor = (generation, seq)
         member.digest_at_s, member.unknown_since_s = self._clock(), None
         self.alarms.clear("no_events", replica)
@@ -130,7 +135,7 @@ class Fleet:
         if member is None or member.digest_cursor is None:
             return
         try:
-            self.index.apply(replica, set_positions, clear_positions)
+            self._apply_delta(member, set_positions, clear_positions)
         except ValueError as error:
             self._lose_digest(member, str(error))
             return
@@ -339,6 +344,7 @@ class Fleet:
             self.roster_version += 1
             self._forget_digest(member)
             self.index.remove(member.replica)
+            self.below.remove(member.replica)
         if hello != member.hello:
             self._pools = None
         member.hello, member.pool = hello, pool
@@ -361,12 +367,31 @@ class Fleet:
 
     def _end_life(self, replica: str) -> None:
         self.index.remove(replica)
+        self.below.remove(replica)
         self.alarms.forget(replica)
         for listener in self._listeners:
             listener(replica)
 
+    def _apply_delta(
+        self, member: Member, became_set: np.ndarray, became_clear: np.ndarray
+    ) -> None:
+        """To the column that each position lies in."""
+        shape, replica = member.digest_shape, member.replica
+        if shape is None or shape.columns == 1:
+            self.index.apply(replica, became_set, became_clear)
+            return
+        for place in range(shape.columns):
+            news = [_within(part, place, shape.bits) for part in (became_set, became_clear)]
+            if not any(part.size for part in news):
+                continue
+            if place:
+                self.below.apply(replica, place - 1, *news)
+            else:
+                self.index.apply(replica, *news)
+
     def _forget_digest(self, member: Member) -> None:
         self.index.forget(member.replica)
+        self.below.forget(member.replica)
         member.digest_cursor = None
         if member.unknown_since_s is None:
             member.unknown_since_s = self._clock()
@@ -402,3 +427,9 @@ class Fleet:
             load=member.load,
             hello=member.hello,
         )
+
+
+def _within(positions: np.ndarray, column: int, bits: int) -> np.ndarray:
+    """Those of one column, counted from its start."""
+    inside = positions[positions // bits == column]
+    return inside - np.uint32(column * bits)

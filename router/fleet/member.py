@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from events.load import DecodeFit, PrefillFit, ReplicaHello, ReplicaLoad
+from events.load import DecodeFit, DigestShape, PrefillFit, ReplicaHello, ReplicaLoad
 from router.fleet.breaker import Breaker
 from router.fleet.trust import Trust
 
@@ -47,6 +47,7 @@ class Member:
         "decode",
         "digest_at_s",
         "digest_cursor",
+        "digest_shape",
         "hello",
         "link_boot",
         "load",
@@ -76,6 +77,7 @@ class Member:
         self.prefill: PrefillFit
         self.decode: DecodeFit
         self.digest_cursor: tuple[int, int] | None = None
+        self.digest_shape: DigestShape | None = None
         self.digest_at_s = now_s
         self.unknown_since_s: float | None = now_s
         self.link_boot: int | None = None

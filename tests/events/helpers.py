@@ -149,7 +149,7 @@ class MirrorListener:
         bits: np.ndarray,
     ) -> None:
         self.calls.append(("reset", replica, seq))
-        self._claim(bits.dtype == np.uint8 and bits.shape == (shape.bits // 8,), "odd bits")
+        self._claim(bits.dtype == np.uint8 and bits.shape == (shape.total_bits // 8,), "odd bits")
         mirror = self._of(replica, boot)
         mirror.generation, mirror.seq = generation, seq
         mirror.bits = np.unpackbits(bits, bitorder="little").astype(bool)

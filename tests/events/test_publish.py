@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import msgspec
+import numpy as np
 import pytest
 
 from events.cache import CacheFact, CacheOp
-from events.digest import MAX_DIGEST_BITS
+from events.digest import MAX_DIGEST_BITS, halves_of, positions
 from events.envelope import Envelope, unseal
 from events.errors import WireError
-from events.load import DigestShape, ReplicaHello, ReplicaLoad
+from events.feed import Feed
+from events.load import DigestShape, FetchFit, ReplicaHello, ReplicaLoad
 from events.memory import MemoryBus
 from events.snapshot import SnapshotChunk, SnapshotRequest, decode_chunk
 from events.subjects import replica_subject, roll_call_subject, snapshot_subject, split
@@ -22,9 +24,11 @@ from tests.events.helpers import (
     CLUSTER,
     Clock,
     ListEngine,
+    MirrorListener,
     config,
     engine_load,
     hello,
+    key,
     removed,
     settle,
     stored,
@@ -231,3 +235,50 @@ def test_the_bound_can_be_out_of_reach_without_a_storm_of_generations() -> None:
 def test_a_shape_that_cannot_be_is_refused() -> None:
     with pytest.raises(WireError):
         Residency(DigestShape(bits=1000, k=8))
+
+
+class ListTiers:
+    """Tiers that confirm what the test says."""
+
+    def __init__(self) -> None:
+        self.facts: list[list[CacheFact]] = [[], []]
+
+    def drain_facts(self) -> list[list[CacheFact]]:
+        facts, self.facts = self.facts, [[], []]
+        return facts
+
+    def fetch_fits(self) -> tuple[FetchFit, ...]:
+        return FetchFit(1.0, 2.0), FetchFit(3.0, 4.0)
+
+
+async def test_tiers_below_the_device_are_columns_of_the_same_digest() -> None:
+    shape = DigestShape(bits=1024, k=4, columns=3)
+    bus, engine, tiers, listener = MemoryBus(), ListEngine(), ListTiers(), MirrorListener()
+    publisher = Publisher(
+        bus, CLUSTER, "r0", hello(shape), engine, config(digest_tick_ms=1.0), 7, tiers=tiers
+    )
+    feed = Feed(bus, CLUSTER, listener)
+    await publisher.start()
+    await feed.start()
+    await until(lambda: "r0" in feed.states() and feed.states()["r0"].digest_known)
+    engine.facts += stored(1)
+    tiers.facts = [stored(1, 2), stored(3)]
+    await publisher.tick()
+    tiers.facts = [removed(2), []]
+    await publisher.tick()
+    await settle()
+    wanted = [
+        positions(halves_of([key(number)]), shape.column).ravel() + np.uint32(place * shape.bits)
+        for place, number in enumerate((1, 1, 3))
+    ]
+    bits = listener.bits("r0")
+    assert bits is not None
+    assert np.flatnonzero(bits).tolist() == sorted(set(np.concatenate(wanted).tolist()))
+    assert not listener.broken
+    assert publisher.residency.freeze().bits.size == 3 * 1024 // 8
+    await until(lambda: listener.present["r0"].load is not None)
+    load = listener.present["r0"].load
+    assert load is not None
+    assert load.fetch == tiers.fetch_fits()
+    await feed.close()
+    await publisher.close()

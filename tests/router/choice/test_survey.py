@@ -18,6 +18,7 @@ from router.choice.cost import (
     BEST,
     KERNELS,
     Demand,
+    Fetches,
     NativePricer,
     NumpyPricer,
     Pricer,
@@ -151,9 +152,14 @@ def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
     demand = Demand(rng.randrange(1, 5_000), rng.random() * 100, 16, rng.choice([None, 50.0]))
     asked = np.array([rng.random() < 0.9 for _ in members], np.uint8)
     depths = np.array([rng.choice([0, rng.randrange(300)]) for _ in members], np.int32)
+    fetches = None
+    if rng.random() < 0.5:
+        blocks = depths + np.array([rng.randrange(40) for _ in members], np.int32)
+        fetches = Fetches(blocks, 50.0 * np.array([rng.random() for _ in members]))
     pricers: list[Pricer] = [NativePricer(declared(load_object(KERNELS))), NumpyPricer()]
     found = [
-        pricer.price(sheet_of(rows), demand, asked, depths, world.clock()) for pricer in pricers
+        pricer.price(sheet_of(rows), demand, asked, depths, world.clock(), fetches)
+        for pricer in pricers
     ]
     (state, terms, best, figures), (twins_state, twins_terms, twins_best, twins) = found
     assert figures.longest_blocks == twins.longest_blocks

@@ -1,0 +1,41 @@
+"""What a tier is believed to hold: bounded, and told as net changes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.cache import CacheOp
+from kvstore.known import Known
+
+Step = tuple[str, int]
+STEPS = st.lists(st.tuples(st.sampled_from(["confirm", "deny", "drain"]), st.integers(0, 9)))
+
+
+@given(STEPS, st.integers(1, 5))
+def test_replaying_what_was_told_gives_what_is_known(steps: list[Step], most: int) -> None:
+    known, told = Known(most), set[bytes]()
+
+    def drain() -> None:
+        for op, key in known.drain():
+            assert (key in told) is (op is CacheOp.REMOVED)
+            (told.remove if op is CacheOp.REMOVED else told.add)(key)
+
+    for step, number in steps:
+        key = bytes([number])
+        if step == "confirm":
+            known.confirm([key])
+        elif step == "deny":
+            known.deny(key)
+        else:
+            drain()
+        assert len(known) <= most
+    drain()
+    assert len(told) == len(known)
+
+
+def test_the_one_confirmed_longest_ago_leaves_first() -> None:
+    known = Known(2)
+    known.confirm([b"a", b"b"])
+    known.confirm([b"a", b"c"])
+    assert {key for _, key in known.drain()} == {b"a", b"c"}
