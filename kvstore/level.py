@@ -208,14 +208,11 @@ class Level:
         self._distrusted_until = self._clock() + QUARANTINE_S
 
     def _accepts(self, block: BlockIdentity, payload: memoryview, outcome: Outcome) -> bool:
-        header = self._verifier.header(outcome.header, block, self._asked_mac)
-        if isinstance(header, Reason):
-            self.refuse(block.key, header)
+        verdict = self._verifier.verdict(outcome, block, payload, self._asked_mac)
+        if isinstance(verdict, Reason):
+            self.refuse(block.key, verdict)
             return False
-        reason = self._verifier.payload(header, payload)
-        if reason is not None:
-            self.refuse(block.key, reason)
-        return reason is None
+        return True
 
     def _await(self, handle: Handle, deadline: float) -> Sequence[Outcome]:
         """The outcomes; a batch that doesn't end by itself is cancelled and counts as failed."""

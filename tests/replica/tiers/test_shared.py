@@ -1,0 +1,87 @@
+"""Replicas that share a store: what one wrote is a hit for the other, and a dead store a miss."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.load import ConfigError
+from configs.schema import KvConfig
+from events.load import PrefillFit
+from replica.tiers.build import host_tier, named_tier
+from tests.kvstore.kvd.daemon import Daemon
+from tests.replica.sched.rig import KEY, sampling, tokens_of
+from tests.replica.tiers.rig import tiered
+
+PROMPT = tokens_of(1, 26)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("kvd") / "kvd.sock") as daemon:
+        yield daemon
+
+
+def of_host(daemon: Daemon) -> KvConfig:
+    return KvConfig(host=str(daemon.path), check_one_in=0, staging_bytes=16 << 10)
+
+
+def test_a_block_that_one_replica_wrote_is_a_hit_for_the_other(daemon: Daemon) -> None:
+    kv = of_host(daemon)
+    near = [host_tier(kv), host_tier(kv)]
+    with tiered(near[0], kv=kv) as (one, _, _), tiered(near[1], kv=kv) as (two, runner, _):
+        one.run(PROMPT)
+        one.settle()
+        child = two.submit(PROMPT)
+        two.assert_right(runner, child)
+        assert two.sink.end_of(child).cached_tokens == 24
+        assert one.tiers.names == two.tiers.names != ("",)
+        other = two.submit(PROMPT, salt=b"other")
+        two.assert_right(runner, other)
+        assert two.sink.end_of(other).cached_tokens == 0
+
+
+def test_K2_the_host_s_store_dies_and_nobody_notices_but_the_counters(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "kvd.sock") as daemon:
+        kv = of_host(daemon)
+        with tiered(host_tier(kv), kv=kv) as (rig, runner, _):
+            rig.run(PROMPT)
+            rig.forget()
+            daemon.stop(signal.SIGKILL)
+            for seed in range(3):
+                rig.assert_right(runner, rig.submit(PROMPT, sampling(5 + seed)))
+                rig.engine.clear_cache()
+            rig.assert_nothing_left()
+
+
+def test_a_folder_serves_as_the_store_of_all_hosts(tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'blocks'}?max_bytes=10000000"
+    kv = KvConfig(host="off", remote=url, check_one_in=0, staging_bytes=16 << 10)
+
+    def far():
+        return named_tier(url, KEY, 60.0)
+
+    with tiered(None, far(), kv=kv) as (one, _, _), tiered(None, far(), kv=kv) as (two, runner, _):
+        for rig in (one, two):
+            # Its speed is guessed at first: here computing is slower than any guess.
+            rig.tiers.loader.prefill = lambda: PrefillFit(a=0.0, b=50.0, c=0.0, confidence=1.0)
+        one.run(PROMPT)
+        one.run(PROMPT)
+        one.settle()
+        child = two.submit(PROMPT)
+        two.assert_right(runner, child)
+        assert two.sink.end_of(child).cached_tokens == 24
+        assert str(tmp_path) not in str(one.tiers.names)
+
+
+@pytest.mark.parametrize(
+    ("kv", "says"),
+    [(KvConfig(host="sometimes"), "kv.host"), (KvConfig(remote="ftp://x"), "called 'ftp'")],
+)
+def test_a_setting_that_can_t_be_used_is_said(kv: KvConfig, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        host_tier(kv)
+        named_tier(kv.remote, KEY, None)
