@@ -63,6 +63,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     which the cache's changes are published as vLLM does, token ids in clear; empty for none.
     itl_target_ms: while answers are being written, prompts are computed in pieces small enough that
     a step ends by then; 0 for pieces of `max_step_tokens`.
+    overlap: the next step is planned while one executes, on a thread of its own.
     """
 
     id: str
@@ -78,6 +79,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_running: _Some = 32
     max_step_tokens: _Some = 512
     itl_target_ms: _Delay = 200.0
+    overlap: bool = False
     max_waiting_tokens: _Some = 262_144
     eviction: Eviction = "segmented"
     revision: str = ""

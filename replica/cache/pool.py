@@ -104,6 +104,11 @@ class BlockPool:
             self._move(block, state, BlockState.FREE)
             self._free.append(block)
 
+    def reclaim(self, block: int) -> None:
+        """CACHED to FREE at once: rows in flight hold their blocks, so none reads this one."""
+        self._move(block, BlockState.CACHED, BlockState.FREE)
+        self._free.append(block)
+
     def raise_fence(self, plan_id: int) -> None:
         """A plan leaves for execution: what is freed from now on may still be read by it."""
         if plan_id <= self._planned:

@@ -239,7 +239,8 @@ class PrefixCache:
         if node.parent is not None:
             node.parent.children -= 1
         (block,) = node.copies
-        self._forget_copy(node, block)
+        del self._owners[block]
+        self.pool.reclaim(block)
         self.journal.removed(node.key)
         if self.watcher is not None:
             self.watcher.removed(node.key)

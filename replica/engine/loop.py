@@ -2,7 +2,8 @@
 
 Everything behind `Engine`'s methods happens on this one thread; callers only leave word in the
 inbox. The inbox is read once more between execute and commit, so that an abort that came during a
-step wins over the step's token.
+step wins over the step's token. With overlap the next step is planned while one executes, and
+starts before that one is committed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from events.errors import InvariantError, WarmrouteError
 from kvstore.identity import block_key
 from replica.engine.gate import OutputGate
 from replica.engine.inbox import Inbox, Posted, Word
+from replica.engine.launcher import Launcher, ThreadLauncher
 from replica.engine.messages import EngineLoad, EngineRequest, EngineTiers, StepSink
 from replica.engine.report import report
 from replica.engine.seen import SeenDispatches
 from replica.sched.invariants import check_scheduler
 from replica.sched.ledger import Limits
-from replica.sched.plan import ChildId, ExecutionPlan, Runner
+from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, Runner
 from replica.sched.refusals import engine_failure, queue_full
 from replica.sched.scheduler import NEVER_S, Scheduler
 
@@ -77,6 +79,8 @@ class EngineThread:
         self.broken_invariants = 0
         self.failed_plans = 0
         self._runner = runner
+        self._overlap = config.overlap
+        self._launcher = ThreadLauncher(runner) if config.overlap else Launcher(runner)
         self._gate = OutputGate(sink)
         self._inbox = Inbox(config.max_waiting_tokens)
         self._seen = SeenDispatches()
@@ -169,6 +173,7 @@ class EngineThread:
             _log.critical("the engine stops: %s", _cause(error))
         finally:
             self._die()
+            self._launcher.close()
             if self._tiers is not None:
                 self._tiers.close()
             self._runner.close()
@@ -183,24 +188,41 @@ class EngineThread:
             self._check_when_idle(now_s)
             return False
         self._execute(plan)
-        self._flush()
         return True
 
     def _execute(self, plan: ExecutionPlan) -> None:
-        try:
-            result = self._runner.execute(plan)
-        except Exception as error:
-            _log.error("plan %d (%d rows) failed: %s", plan.plan_id, len(plan.rows), _cause(error))
+        """This plan, and those that can be made while the one before them executes."""
+        launched: Future[ExecutionResult] | None = self._launcher.launch(plan)
+        while launched is not None:
+            ahead = self._plan_ahead()
+            done, error = launched, launched.exception()
+            launched = None if ahead is None or error else self._launcher.launch(ahead)
             self._inbox.carry_out()
-            self.scheduler.fail()
-            self._count_failure()
-            return
+            if error is None:
+                self._commit(done.result())
+            else:
+                self._fail(error)
+            self._flush()
+
+    def _plan_ahead(self) -> ExecutionPlan | None:
+        if not self._overlap or self._inbox.stopping:
+            return None
         self._inbox.carry_out()
+        now_s = time.monotonic()
+        self.scheduler.expire(now_s)
+        plan = self.scheduler.plan_ahead(now_s)
+        self._flush()
+        return plan
+
+    def _commit(self, result: ExecutionResult) -> None:
         self.scheduler.commit(result)
         self._failures_in_a_row = 0
         self._stepped_s = time.monotonic()
 
-    def _count_failure(self) -> None:
+    def _fail(self, error: BaseException) -> None:
+        plan = self.scheduler.in_flight[0]
+        _log.error("plan %d (%d rows) failed: %s", plan.plan_id, len(plan.rows), _cause(error))
+        self.scheduler.fail()
         self.failed_plans += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILED_PLANS:

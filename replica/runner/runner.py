@@ -1,6 +1,7 @@
 """Executes plans: one forward pass, one sampling pass, one result with the plan's id.
 
-Knows nothing of requests beyond the rows of the plan in hand; keeps no state but weights and KV.
+Knows nothing of requests beyond the rows of the plan in hand; keeps no state but weights, KV, and
+the tokens of the last plan, from which the next one may go on.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from kvstore.layout import Layout
 from replica.models.llama import Llama
 from replica.runner.batch import ForwardBatch, build_batch, row_order
 from replica.runner.mover import PoolMover
+from replica.runner.pending import LastTokens
 from replica.runner.pool import KVPool
 from replica.sampling.logits import NOT_FINITE, Sampled, sample
 from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult, SampleSpec
+
+_UNFILLED = Sampled(None, error="the plan before gave no token to go on from")
 
 
 class ModelRunner:
@@ -39,6 +43,7 @@ class ModelRunner:
         self._context_tokens = context_tokens
         self._device = device
         self._threads = threads
+        self._last = LastTokens()
         self._total_blocks = pool.blocks
         self._block_tokens = pool.block_tokens
 
@@ -63,13 +68,17 @@ class ModelRunner:
         started = time.perf_counter()
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        order = row_order(plan.rows)
+        filled = self._last.fill(plan.rows)
+        rows = [row for row in filled if row is not None]
+        order = row_order(rows)
         with torch.inference_mode():
-            outcomes = self._run(self._model, self._pool, [plan.rows[index] for index in order])
-        rows = dict(zip(order, outcomes, strict=True))
+            outcomes = self._run(self._model, self._pool, [rows[index] for index in order])
+        by_child = {rows[at].child: outcome for at, outcome in zip(order, outcomes, strict=True)}
+        results = tuple(_result(row, by_child.get(row.child, _UNFILLED)) for row in plan.rows)
+        self._last.note(results)
         return ExecutionResult(
             plan_id=plan.plan_id,
-            rows=tuple(_result(row, rows[index]) for index, row in enumerate(plan.rows)),
+            rows=results,
             device_ms=(time.perf_counter() - started) * 1e3,
         )
 

@@ -65,6 +65,14 @@ class Committer:
                 request.suspect = True
             self._lifecycle.settle(request)
 
+    def call_off(self, plan: ExecutionPlan) -> None:
+        """The plan before it failed, so it was never executed; nobody is to blame."""
+        self._lifecycle.cache.pool.lower_fence(plan.plan_id)
+        for row in plan.rows:
+            request = self._land(row)
+            request.computed = request.committed
+            self._lifecycle.settle(request)
+
     def _check(self, plan: ExecutionPlan, result: ExecutionResult) -> None:
         if result.plan_id != plan.plan_id:
             raise InvariantError(f"result of plan {result.plan_id} for plan {plan.plan_id}")
@@ -81,6 +89,8 @@ class Committer:
         return request
 
     def _advance(self, request: Request, row: PlanRow, result: RowResult) -> None:
+        if row.start != request.committed:
+            return  # It builds on a row that failed; its request is over.
         if request.suspect:
             request.suspect, request.failures = False, 0
         request.committed = row.start + len(row.token_ids)

@@ -6,6 +6,7 @@ Raises InvariantError that names the broken one. O(blocks + requests): not for e
 from __future__ import annotations
 
 from replica.cache.invariants import check_cache, require
+from replica.sched.plan import ChildId, PlanRow
 from replica.sched.request import Request, State
 from replica.sched.scheduler import Scheduler
 
@@ -38,35 +39,39 @@ def _check_lists(scheduler: Scheduler, requests: list[Request]) -> None:
 
 
 def _check_flight(scheduler: Scheduler, requests: list[Request]) -> None:
-    plan = scheduler.in_flight
-    rows = {} if plan is None else {row.child: row for row in plan.rows}
-    require(plan is None or len(rows) == len(plan.rows), "one row per child")
-    if plan is not None:
+    rows: dict[ChildId, list[PlanRow]] = {request.child: [] for request in requests}
+    require(len(scheduler.in_flight) <= 2, "one plan executes, and one is ready")
+    for plan in scheduler.in_flight:
+        require(len({row.child for row in plan.rows}) == len(plan.rows), "one row per child")
         require(plan.tokens <= scheduler.limits.max_step_tokens, "a step keeps its token budget")
-        require(len(rows) <= scheduler.limits.max_running, "a step keeps its row budget")
+        require(len(plan.rows) <= scheduler.limits.max_running, "a step keeps its row budget")
+        for row in plan.rows:
+            rows[row.child].append(row)
     for request in requests:
-        require(request.in_flight == (request.child in rows), "rows in flight are counted right")
+        flying = rows[request.child]
+        require(request.in_flight == len(flying), "rows in flight are counted right")
         if request.state in (State.DRAINING, State.ABORTING, State.FINISHING):
             waits = request.in_flight > 0 or request.transfers > 0
             require(waits, "leaving requests only wait for rows in flight and loads")
         loading = request.state is State.LOADING
         require(request.transfers <= 1 and request.transfers >= loading, "loads are counted right")
         require(not (request.transfers and request.in_flight), "no row while a load is under way")
-        if request.in_flight:
-            row = rows[request.child]
+        sampled = sum(row.sample is not None for row in flying)
+        require(request.placeholders == sampled, "a placeholder for each sampled row in flight")
+        for row in flying:
+            held = request.blocks[: len(row.block_ids)]
             require(row.incarnation == request.incarnation, "rows belong to the incarnation")
-            require(list(row.block_ids) == request.blocks, "a block in flight stays in its table")
+            require(list(row.block_ids) == held, "a block in flight stays in its table")
 
 
 def _check_progress(scheduler: Scheduler, request: Request) -> None:
     size = scheduler.limits.block_tokens
-    known = len(request.tokens)
+    known = len(request.tokens) + request.placeholders
     require(request.committed <= request.computed <= known, "committed <= computed <= known")
     require(request.computed <= len(request.blocks) * size, "computed tokens have their blocks")
     require(len(request.nodes) <= request.committed // size, "published <= committed")
     if not request.in_flight:
         require(request.computed == request.committed, "what came back is committed or undone")
-        require(request.placeholders == 0, "placeholders are in flight only")
         require(request.debt >= 1, "there is always a token to compute")
         full = len(request.nodes) == request.committed // size
         require(full or request.sealed, "all committed full blocks are published")

@@ -17,6 +17,10 @@ ChildId = NewType("ChildId", int)
 """Engine-wide unique number of one child (one of `n`) of one attempt; never reused."""
 
 
+PENDING = -1
+"""In place of a token that the plan before samples for the same child: not known yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
     """How to sample after a row's last token.
@@ -41,7 +45,8 @@ class PlanRow:
     """Compute `token_ids` at positions start, start+1, ... of one child.
 
     `block_ids` is a snapshot of the block table that covers start + len(token_ids) positions.
-    `sample` is None for a middle chunk: it can't be sampled.
+    `sample` is None for a middle chunk: it can't be sampled. A row that was planned while the plan
+    before it executes may have PENDING as its only token: the runner fills it in.
     """
 
     child: ChildId
@@ -85,7 +90,7 @@ class ExecutionResult:
 
 
 class Runner(Protocol):
-    """What executes plans. Blocking; called from the engine thread only."""
+    """What executes plans, in order. Blocking; called from one thread at a time."""
 
     @property
     def total_blocks(self) -> int:
@@ -96,7 +101,10 @@ class Runner(Protocol):
         """Tokens of one block."""
 
     def execute(self, plan: ExecutionPlan) -> ExecutionResult:
-        """Raises on a failed execution; then nothing of the plan counts as computed."""
+        """Raises on a failed execution; then nothing of the plan counts as computed.
+
+        A row with PENDING whose child got no token from the plan before gets an error.
+        """
 
     def close(self) -> None:
         """Free the device memory; idempotent."""

@@ -24,12 +24,18 @@ SCAN_REQUESTS = 64
 
 
 class Draft:
-    """The plan in the making: its rows, and how many tokens each request may compute in it."""
+    """The plan in the making: its rows, and how many tokens each request may compute in it.
 
-    def __init__(self) -> None:
+    `ahead`: another plan is in flight. Then nobody is preempted, for that would free nothing now;
+    `starved` says that somebody would have to be.
+    """
+
+    def __init__(self, ahead: bool) -> None:
         self.rows: list[PlanRow] = []
         self.requests: list[Request] = []
         self.quotas: dict[ChildId, int] = {}
+        self.ahead = ahead
+        self.starved = False
 
     def add(self, request: Request, row: PlanRow) -> None:
         """One more row."""
@@ -55,14 +61,16 @@ class Planner:
         self._cache: PrefixCache = lifecycle.cache
         self._blocked: tuple[int, int, int] | None = None
 
-    def plan(self, plan_id: PlanId, now_s: float) -> ExecutionPlan | None:
-        """The next step, or None when nothing can run now."""
-        draft = Draft()
+    def plan(self, plan_id: PlanId, now_s: float, ahead: bool = False) -> ExecutionPlan | None:
+        """The next step, or None when nothing can run now. `ahead`: another one is in flight."""
+        draft = Draft(ahead)
+        if ahead and any(request.suspect for request in self._table.running):
+            return None
         self._serve_suspect(draft)
         if not draft.rows:
-            self._admit_waiting(now_s)
+            self._admit_waiting(draft, now_s)
             self._serve_running(draft)
-        if not draft.rows:
+        if draft.starved or not draft.rows:
             return None
         for request, row in zip(draft.requests, draft.rows, strict=True):
             request.computed += len(row.token_ids)
@@ -84,7 +92,7 @@ class Planner:
         running = self._table.running
         self._share_tokens(draft)
         place = 0
-        while place < len(running):
+        while place < len(running) and not draft.starved:
             request = running[place]
             if request.child in draft.quotas:
                 self._visit(request, draft, place)
@@ -94,10 +102,11 @@ class Planner:
         """Decodes get theirs first, in service order; prefill chunks share the rest."""
         limits = self._limits
         seats = limits.max_running
-        decodes = [request for request in self._table.running if request.debt == 1]
+        running = [request for request in self._table.running if request.plannable]
+        decodes = [request for request in running if request.debt == 1]
         del decodes[min(seats, limits.max_step_tokens) :]
         draft.quotas.update((request.child, 1) for request in decodes)
-        prefills = [request for request in self._table.running if request.debt > 1]
+        prefills = [request for request in running if request.debt > 1]
         if not prefills:
             return
         model = self._timing.model()
@@ -110,18 +119,24 @@ class Planner:
 
     def _visit(self, request: Request, draft: Draft, place: int) -> None:
         """Plan one running request; `place` is where it stands in the service order."""
-        count = self._reserve(request, draft.quotas[request.child], place)
+        count = self._reserve(request, draft, place)
         if count:
             draft.add(request, self._row(request, count))
-        elif place == 0 and not (draft.rows or self._loading.under_way or self._cache.available):
+        elif place == 0 and not (
+            draft.ahead or draft.rows or self._loading.under_way or self._cache.available
+        ):
             # First in line, nothing free, nobody to take from: it holds all that there is.
             self._lifecycle.refuse(request, self._ledger.outgrown(request).error)
 
-    def _reserve(self, request: Request, count: int, place: int) -> int:
-        """Get the blocks for `count` tokens; returns how many tokens they are good for."""
+    def _reserve(self, request: Request, draft: Draft, place: int) -> int:
+        """Get the blocks for its quota; returns how many tokens they are good for."""
+        count = draft.quotas[request.child]
         missing = self._limits.blocks(request.computed + count) - len(request.blocks)
         if missing <= 0:
             return count
+        if draft.ahead and missing > self._cache.available:
+            draft.starved = True
+            return 0
         while missing > self._cache.available:
             victim = self._victim(place)
             if victim is None:
@@ -145,17 +160,17 @@ class Planner:
 
     def _row(self, request: Request, count: int) -> PlanRow:
         start, end = request.computed, request.computed + count
-        last = end == len(request.tokens)
+        last = end == len(request.tokens) + request.placeholders
         return PlanRow(
             child=request.child,
             incarnation=request.incarnation,
             start=start,
-            token_ids=tuple(request.tokens[start:end]),
+            token_ids=request.next_tokens(count),
             block_ids=request.table(),
             sample=request.sample_spec(end) if last else None,
         )
 
-    def _admit_waiting(self, now_s: float) -> None:
+    def _admit_waiting(self, draft: Draft, now_s: float) -> None:
         """Start what fits beside those that run, as many prompts at once as take turns."""
         prefills = sum(request.debt > 1 for request in self._table.running)
         for request in self._table.waiting[:SCAN_REQUESTS]:
@@ -164,7 +179,7 @@ class Planner:
                 return
             if self._leader(request) is not None:
                 self.later["cold_prefix"] += 1
-            elif not self._try_admit(request, now_s):
+            elif not self._try_admit(request, draft, now_s):
                 return
             prefills += request.state is State.RUNNING and request.debt > 1
 
@@ -180,7 +195,7 @@ class Planner:
                 return other
         return None
 
-    def _try_admit(self, request: Request, now_s: float) -> bool:
+    def _try_admit(self, request: Request, draft: Draft, now_s: float) -> bool:
         """Admit it, or say no to it, or leave it; False when the queue has to wait behind it."""
         seated = [*self._table.running, *self._table.loading]
         if seated and self._blocked == (request.child, self._cache.available, len(seated)):
@@ -192,7 +207,7 @@ class Planner:
             if self._leader(request) is not None:
                 self.later["cold_prefix"] += 1
                 return True
-            answer = self._ask(request, len(lease), seated)
+            answer = self._ask(request, draft, len(lease), seated)
             if isinstance(answer, Granted):
                 self._start(request, lease, now_s)
         if isinstance(answer, Later):
@@ -203,11 +218,13 @@ class Planner:
             self._lifecycle.refuse(request, answer.error)
         return True
 
-    def _ask(self, request: Request, hit_blocks: int, seated: list[Request]) -> Answer:
+    def _ask(
+        self, request: Request, draft: Draft, hit_blocks: int, seated: list[Request]
+    ) -> Answer:
         """The ledger's answer, after the held requests gave way if only they are in the way."""
         while True:
             answer = self._ledger.admit(request, hit_blocks, seated, self._cache.available)
-            if not isinstance(answer, Later) or seated:
+            if not isinstance(answer, Later) or seated or draft.ahead:
                 return answer
             victim = self._victim(0)
             if victim is None:

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from replica.cache.node import Node
 from replica.engine.messages import EngineRequest
 from replica.sched.order import Rank
-from replica.sched.plan import ChildId, SampleSpec
+from replica.sched.plan import PENDING, ChildId, SampleSpec
 
 _NO_IDS: tuple[int, ...] = ()
 
@@ -123,6 +123,15 @@ class Request:
         return self.spec.params.max_tokens - self.generated
 
     @property
+    def plannable(self) -> bool:
+        """Whether its next row can be planned: not where that takes a token still in flight (for a
+        penalty or a grammar), nor where that token is the last one that it may put out."""
+        if not self.placeholders:
+            return True
+        free = not self._penalised and self.spec.grammar is None
+        return free and self.remaining > self.placeholders
+
+    @property
     def over(self) -> bool:
         """Whether it has already been told its end."""
         return self.state in (State.ABORTING, State.FINISHING, State.GONE)
@@ -147,6 +156,11 @@ class Request:
         self.blocks, self.nodes, self._table = list(blocks), list(nodes), ()
         self.computed = self.committed = len(blocks) * block_tokens
 
+    def next_tokens(self, count: int) -> tuple[int, ...]:
+        """The tokens to compute next; PENDING for one that is in flight."""
+        tokens = tuple(self.tokens[self.computed : self.computed + count])
+        return tokens if len(tokens) == count else (*tokens, PENDING)
+
     def detach(self) -> list[int]:
         """Forget the KV; the blocks go to the caller, who releases them."""
         blocks, self.blocks, self.nodes, self._table = self.blocks, [], [], ()
@@ -158,7 +172,7 @@ class Request:
     def sample_spec(self, position: int) -> SampleSpec:
         """How to sample the token at `position`, the one behind all known tokens."""
         spec = self.spec
-        early = self.generated < spec.params.min_tokens
+        early = self.generated + self.placeholders < spec.params.min_tokens
         return SampleSpec(
             params=spec.params,
             seed=spec.seed,

@@ -1,11 +1,13 @@
 """The scheduler: plan and commit, with everything they need wired together. One thread uses it.
 
 A step is `plan`, then the runner's `execute`, then `commit` or `fail`. Between plan and commit
-requests may come, go, pause and resume; what is in flight then is settled by the commit.
+requests may come, go, pause and resume; what is in flight then is settled by the commit. While a
+step executes, the next one may be made by `plan_ahead`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from configs.schema import Eviction
@@ -52,7 +54,7 @@ class Scheduler:
         self.ledger = Ledger(limits)
         self._loading = Loading(limits, self.lifecycle)
         self.planner = Planner(self.ledger, self.lifecycle, self._loading, self.timing)
-        self.in_flight: ExecutionPlan | None = None
+        self.in_flight: deque[ExecutionPlan] = deque()
         self.last_plan = PlanId(0)
         self.next_deadline_s = NEVER_S
         self._committer = Committer(limits, self.lifecycle, next_key)
@@ -93,26 +95,37 @@ class Scheduler:
 
     def plan(self, now_s: float) -> ExecutionPlan | None:
         """The next step, or None when nothing can run. Raises InvariantError while one is open."""
-        if self.in_flight is not None:
-            raise InvariantError(f"plan {self.in_flight.plan_id} is still in flight")
-        plan = self.planner.plan(PlanId(self.last_plan + 1), now_s)
-        if plan is not None:
-            self.last_plan = plan.plan_id
-            self.in_flight = plan
-        return plan
+        if self.in_flight:
+            raise InvariantError(f"plan {self.in_flight[0].plan_id} is still in flight")
+        return self._take_off(self.planner.plan(PlanId(self.last_plan + 1), now_s))
+
+    def plan_ahead(self, now_s: float) -> ExecutionPlan | None:
+        """The step behind the one in flight, to be executed only if that one doesn't fail.
+
+        None when it has to be known first how that one ends. Raises InvariantError unless exactly
+        one plan is in flight.
+        """
+        if len(self.in_flight) != 1:
+            raise InvariantError(f"{len(self.in_flight)} plans are in flight, not one")
+        return self._take_off(self.planner.plan(PlanId(self.last_plan + 1), now_s, ahead=True))
 
     def commit(self, result: ExecutionResult) -> None:
-        """Take in the result of the plan in flight. Raises InvariantError for any other."""
+        """Take in the result of the oldest plan in flight. Raises InvariantError for any other."""
         plan = self._landing()
         self._committer.commit(plan, result)
-        self.in_flight = None
+        self.in_flight.popleft()
         self.timing.observe(plan, result.device_ms)
         self._landed()
 
     def fail(self) -> None:
-        """The plan in flight raised: nothing of it was computed."""
+        """The oldest plan in flight raised: nothing of it was computed.
+
+        What was planned behind it builds on it, and is called off.
+        """
         self._committer.fail(self._landing())
-        self.in_flight = None
+        self.in_flight.popleft()
+        while self.in_flight:
+            self._committer.call_off(self.in_flight.popleft())
         self._landed()
 
     def landed(self, child: ChildId, blocks: int) -> None:
@@ -162,9 +175,15 @@ class Scheduler:
         return sum(request.committed for request in self.table.running)
 
     def _landing(self) -> ExecutionPlan:
-        if self.in_flight is None:
+        if not self.in_flight:
             raise InvariantError("no plan is in flight")
-        return self.in_flight
+        return self.in_flight[0]
+
+    def _take_off(self, plan: ExecutionPlan | None) -> ExecutionPlan | None:
+        if plan is not None:
+            self.last_plan = plan.plan_id
+            self.in_flight.append(plan)
+        return plan
 
     def _landed(self) -> None:
         if len(self.cache.parked) < self._spare_blocks:

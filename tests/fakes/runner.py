@@ -10,10 +10,11 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 
 from replica.sched.plan import (
+    PENDING,
     ChildId,
     ExecutionPlan,
     ExecutionResult,
@@ -73,6 +74,7 @@ class FakeRunner:
         ]
         self.plans = 0
         self.last_plan = 0
+        self.last_tokens: dict[ChildId, int | None] = {}
         self.closed = False
         self.started = Event()
         self.device_ms: Callable[[ExecutionPlan], float] = lambda plan: 1.0 + 0.1 * plan.tokens
@@ -92,15 +94,29 @@ class FakeRunner:
         if gate is not None and not gate.wait(20.0):
             raise FakeRunnerError("the test never opened the gate")
         self._raise_if_asked(plan)
-        self._check_rows(plan.rows)
-        for row in plan.rows:
-            self._write(row)
+        rows = [self._filled(row) for row in plan.rows]
+        self._check_rows([row for row in rows if row is not None])
+        for row in rows:
+            if row is not None:
+                self._write(row)
         self.plans += 1
-        return ExecutionResult(
-            plan_id=plan.plan_id,
-            rows=tuple(self._result(row) for row in plan.rows),
-            device_ms=self.device_ms(plan),
+        results = tuple(
+            RowResult(asked.child, None, error="no token came before")
+            if row is None
+            else self._result(row)
+            for asked, row in zip(plan.rows, rows, strict=True)
         )
+        self.last_tokens = {result.child: result.token_id for result in results}
+        return ExecutionResult(plan.plan_id, results, self.device_ms(plan))
+
+    def _filled(self, row: PlanRow) -> PlanRow | None:
+        """With the token that the plan before sampled; None when there was none."""
+        if PENDING not in row.token_ids:
+            return row
+        if row.token_ids != (PENDING,):
+            raise FakeRunnerError("only a row's single token may be pending")
+        token = self.last_tokens.get(row.child)
+        return None if token is None else replace(row, token_ids=(token,))
 
     def close(self) -> None:
         self.closed = True

@@ -190,13 +190,16 @@ def test_clear_keeps_what_is_leased() -> None:
     assert tables.facts() == [(CacheOp.CLEARED, b"")]
 
 
-def test_blocks_cleared_during_a_plan_stay_fenced_until_its_commit() -> None:
+def test_what_is_given_back_during_a_plan_is_fenced_and_what_nobody_uses_is_not() -> None:
     tables = Tables()
     tables.compute("r1", "ab")
     tables.leave("r1")
+    private = tables.cache.allocate(1)
     tables.cache.pool.raise_fence(1)
     tables.cache.clear()
-    assert tables.cache.pool.count(BlockState.FENCED) == 2
-    assert tables.cache.available == 6
+    assert tables.cache.available == 7
+    tables.cache.release(private)
+    assert tables.cache.pool.count(BlockState.FENCED) == 1
+    assert tables.cache.available == 7
     tables.cache.pool.lower_fence(1)
     assert tables.cache.available == 8

@@ -111,7 +111,7 @@ class EngineRig:
         scheduler = self.engine.scheduler
         assert self.engine.open_children() == 0
         assert len(scheduler.table) == 0
-        assert scheduler.in_flight is None
+        assert not scheduler.in_flight
         assert scheduler.cache.available == scheduler.limits.total_blocks
         assert self.sink.faults == []
 

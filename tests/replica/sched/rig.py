@@ -162,6 +162,24 @@ class Bench:
             assert plans < limit, "this never ends"
         return plans
 
+    def run_overlapped(self, limit: int = 2_000) -> int:
+        """As `run`, with each plan made while the one before it executes; returns the number of
+        plans that were made ahead."""
+        ahead = plans = 0
+        plan = None
+        while plan is not None or self.scheduler.runnable:
+            plan = plan or self.plan()
+            assert plan is not None, "requests wait, but nothing is planned"
+            following = self.scheduler.plan_ahead(self.now_s)
+            check_scheduler(self.scheduler)
+            self.collect()
+            ahead += following is not None
+            self.finish_step(plan)
+            plan = following if self.scheduler.in_flight else None
+            plans += 1
+            assert plans < limit, "this never ends"
+        return ahead
+
     def collect(self) -> None:
         """Take the outputs; each child's finish is its last one."""
         outputs = self.scheduler.take_outputs()
@@ -198,7 +216,7 @@ class Bench:
         scheduler = self.scheduler
         check_scheduler(scheduler)
         assert len(scheduler.table) == 0
-        assert scheduler.in_flight is None
+        assert not scheduler.in_flight
         assert scheduler.table.waiting_tokens == scheduler.table.waiting_hit_tokens == 0
         assert scheduler.cache.available == self.limits.total_blocks
 
