@@ -1,8 +1,8 @@
 """Texts to token ids: known pieces are looked up, only the others are tokenised.
 
 A text is cut where the tokenizer breaks anyway (see configs/model/cuts.py), into large pieces and,
-where one of them is not known, into small ones. So a long text with a known beginning costs a few
-look-ups and what is new at its end.
+where one of them is not known, into small ones, the last of them finely. So a long text with a
+known beginning costs a few look-ups and what is new at its end.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ INLINE_CHARS = 2_048
 
 LARGE_CHARS = 4_096
 SMALL_CHARS = 256
+TAIL_CHARS = 64
+"""What a text ends with is cut once more: it is where the next one differs."""
 
 
 class Pieces:
@@ -77,10 +79,15 @@ class Pieces:
                 continue
             start = len(pieces)
             for small in cut(whole, SMALL_CHARS):
-                known = None if small is whole else get(small)
-                if known is None:
-                    cold.append(small)
-                pieces.append(small if known is None else known)
+                ids = None if small is whole else get(small)
+                if ids is not None:
+                    pieces.append(ids)
+                    continue
+                for bit in cut(small, TAIL_CHARS) if len(small) < SMALL_CHARS else (small,):
+                    ids = None if bit is small else get(bit)
+                    if ids is None:
+                        cold.append(bit)
+                    pieces.append(bit if ids is None else ids)
             if len(pieces) > start + 1:
                 large.append((whole, start, len(pieces)))
 
