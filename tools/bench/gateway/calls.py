@@ -1,7 +1,8 @@
 """How many calls one request takes in the gateway, and one delta, by module.
 
 A number that other work on the machine does not move, unlike time: each request comes alone, over
-one connection that is kept, to fake replicas that answer at once.
+one connection that is kept, to fake replicas that answer at once. What the bus and the clock bring
+meanwhile is told aside.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ def _modules(found: Found) -> list[tuple[str, float, float]]:
     builtin: Counter[str] = Counter()
     for name, counts in found.items():
         module = name.partition(":")[0]
+        if module == "aside":
+            continue
         python_calls[module] += counts.get("python", 0)  # type: ignore[assignment]
         builtin[module] += counts.get("builtin", 0)  # type: ignore[assignment]
     names = sorted(python_calls | builtin, key=lambda of: -python_calls[of] - builtin[of])
@@ -82,7 +85,8 @@ def _modules(found: Found) -> list[tuple[str, float, float]]:
 def _show(kind: str, found: Found, rows: int) -> None:
     modules = _modules(found)
     python_calls, builtin = (sum(row[at] for row in modules) for at in (1, 2))
-    print(f"{kind}: {python_calls:.1f} Python calls, {builtin:.1f} of builtins")
+    aside = found["aside"]["python"]
+    print(f"{kind}: {python_calls:.1f} Python calls, {builtin:.1f} of builtins ({aside:.1f} aside)")
     for name, own, others in modules[:rows]:
         print(f"    {name:44} {own:8.1f} {others:8.1f}")
 
