@@ -1,19 +1,26 @@
 """A socket with deadlines, and received bytes that go straight to where they belong.
 
-What arrives behind the wanted bytes lands in a small buffer in the same call, so that large values
-cost no copy and small ones no call of their own. One thread uses it; any may interrupt.
+Large values are received in one call, without a copy; what arrives behind small ones lands in a
+buffer in the same call. The kernel keeps the time (SO_RCVTIMEO, SO_SNDTIMEO): Python's own timeouts
+cost a poll before every call. TLS sockets can't do either and take Python's way. One thread uses a
+stream; any may interrupt it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import time
 from collections.abc import Sequence
 
 RECEIVE_BYTES = 16 * 1024
 MAX_LINE_BYTES = 8 * 1024
+LARGE_BYTES = 32 * 1024
 _WASTE_BYTES = 256 * 1024
+_TIMEVAL = struct.Struct("@ll")
+_SLACK = 0.05
+"""A time that is off by so much is not set anew."""
 _PARTS_MAX = 256
 """To one sendmsg; the kernel's limit is 1,024."""
 
@@ -32,6 +39,9 @@ class Stream:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connected
         self._tls = tls
+        self._armed_s = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
+        if not tls:
+            connected.settimeout(None)
         self._buffer = bytearray(RECEIVE_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
@@ -40,14 +50,17 @@ class Stream:
         """All of it, without joining the parts."""
         if self._tls:
             for part in parts:
-                self._socket.settimeout(left_s(deadline))
+                self._arm(socket.SO_SNDTIMEO, deadline)
                 self._socket.sendall(part)
             return
         queue = [memoryview(part) for part in parts if len(part)]
         at = 0
         while at < len(queue):
-            self._socket.settimeout(left_s(deadline))
-            sent = self._socket.sendmsg(queue[at : at + _PARTS_MAX])
+            self._arm(socket.SO_SNDTIMEO, deadline)
+            try:
+                sent = self._socket.sendmsg(queue[at : at + _PARTS_MAX])
+            except BlockingIOError:
+                continue
             while at < len(queue) and sent >= len(queue[at]):
                 sent -= len(queue[at])
                 at += 1
@@ -60,9 +73,13 @@ class Stream:
         room[:have] = self._view[self._start : self._start + have]
         self._start += have
         while have < len(room):
-            got = self._receive_some([room[have:], self._view], deadline)
-            self._start, self._end = 0, max(0, got - (len(room) - have))
-            have = min(len(room), have + got)
+            rest = room[have:]
+            if len(rest) >= LARGE_BYTES and not self._tls:
+                have += self._scatter([rest], deadline, socket.MSG_WAITALL)
+            else:
+                got = self._scatter([rest, self._view], deadline)
+                self._start, self._end = 0, max(0, got - len(rest))
+                have = min(len(room), have + got)
 
     def take(self, size: int, deadline: float) -> bytes:
         """The next `size` bytes; for small sizes that were checked."""
@@ -99,11 +116,13 @@ class Stream:
         """Whether bytes lie here or in the kernel already."""
         if self._start < self._end:
             return True
-        self._socket.settimeout(0)
         try:
-            self._fill_now()
+            got = self._socket.recv_into(self._view, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
+        if not got:
+            raise WireBrokenError("the other end has closed")
+        self._start, self._end = 0, got
         return True
 
     def interrupt(self) -> None:
@@ -117,28 +136,41 @@ class Stream:
         self._socket.close()
 
     def _fill(self, deadline: float) -> None:
-        self._socket.settimeout(left_s(deadline))
-        self._fill_now()
-
-    def _fill_now(self) -> None:
         if self._start == self._end:
             self._start = self._end = 0
         elif self._end == RECEIVE_BYTES:
             kept = bytes(self._view[self._start : self._end])
             self._view[: len(kept)] = kept
             self._start, self._end = 0, len(kept)
-        self._end += self._scatter([self._view[self._end :]])
+        self._end += self._scatter([self._view[self._end :]], deadline)
 
-    def _receive_some(self, rooms: list[memoryview], deadline: float) -> int:
-        self._socket.settimeout(left_s(deadline))
-        return self._scatter(rooms)
+    def _scatter(self, rooms: list[memoryview], deadline: float, flags: int = 0) -> int:
+        """One byte at least."""
+        while True:
+            self._arm(socket.SO_RCVTIMEO, deadline)
+            try:
+                if self._tls:
+                    got = self._socket.recv_into(rooms[0])
+                elif len(rooms) == 1:
+                    got = self._socket.recv_into(rooms[0], 0, flags)
+                else:
+                    got = self._socket.recvmsg_into(rooms, 0, flags)[0]
+            except BlockingIOError:
+                continue
+            if not got:
+                raise WireBrokenError("the other end has closed")
+            return got
 
-    def _scatter(self, rooms: list[memoryview]) -> int:
-        one = self._socket.recv_into if self._tls else None  # TLS has no scattered receive
-        got = one(rooms[0]) if one else self._socket.recvmsg_into(rooms)[0]
-        if not got:
-            raise WireBrokenError("the other end has closed")
-        return got
+    def _arm(self, option: int, deadline: float) -> None:
+        """The next call ends at about the deadline. Raises TimeoutError when that has come."""
+        left = left_s(deadline)
+        if self._tls:
+            self._socket.settimeout(left)
+        elif abs(self._armed_s[option] - left) > _SLACK * left:
+            micros = max(1, int(left * 1e6))
+            value = _TIMEVAL.pack(*divmod(micros, 1_000_000))
+            self._socket.setsockopt(socket.SOL_SOCKET, option, value)
+            self._armed_s[option] = left
 
 
 def left_s(deadline: float) -> float:

@@ -126,8 +126,9 @@ class RespConnection:
                 sent += 1
             if batch:
                 self._stream.send([batch], deadline)
-            if asking:
-                self._reply(deadline)
+            # As a line: the parser would take the value behind it, too.
+            if asking and self._stream.line(deadline) != b"+OK":
+                raise RespError("the answer to ASKING is not OK")
             landed(index, self._value(room, wanted, deadline))
             open_bytes -= len(room)
 

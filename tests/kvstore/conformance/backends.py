@@ -218,6 +218,12 @@ class ValkeyBackend(Backend):
         self._server.start()
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
 class Child:
     """A server of ours, told its port on start and saying it on stdout."""
 
@@ -228,10 +234,7 @@ class Child:
         self.start()
 
     def start(self) -> None:
-        if not self.port:
-            with socket.socket() as probe:
-                probe.bind((HOST, 0))
-                self.port = probe.getsockname()[1]
+        self.port = self.port or free_port()
         self.process = subprocess.Popen(
             [sys.executable, "-m", self._module, str(self.port), *self._arguments],
             stdin=subprocess.PIPE,

@@ -16,8 +16,10 @@ from tools.flags import output_file
 
 PARTS = {
     "arena": "tools.bench.kv.arena",
+    "peer": "tools.bench.kv.peer",
+    "valkey": "tools.bench.kv.valkey",
 }
-"""Each has `measure() -> dict[str, float]`."""
+"""Each has `measure() -> dict[str, float]`; what it calls over_X is NAME_over_X in the JSON, too."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,10 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="may be given again")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
     flags = parser.parse_args(arguments)
-    found = {}
+    found: dict[str, object] = {}
     for name in flags.only or PARTS:
-        found[name] = importlib.import_module(PARTS[name]).measure()
-        for key, value in found[name].items():
+        figures = importlib.import_module(PARTS[name]).measure()
+        found[name] = figures
+        for key, value in figures.items():
+            if key.startswith("over_"):
+                found[f"{name}_{key}"] = value
             print(f"{name + '.' + key:32} {value:10.3f}")
     if flags.json:
         flags.json.write_text(json.dumps(found, indent=2) + "\n")

@@ -1,0 +1,329 @@
+"""The peer protocol: golden bytes, strangers, order, credit, and sources that die (K2, S1)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+
+import pytest
+
+from kvstore.connector import Limits
+from kvstore.errors import StoreError
+from kvstore.peer import frames
+from kvstore.peer.client import PeerAddress, PeerSession, peer_tier
+from kvstore.peer.frames import Ended, Kind, Pull
+from kvstore.peer.server import MAX_CONNECTIONS, PeerServer
+from kvstore.stream import Stream, WireBrokenError
+from kvstore.tier import Handle, Outcome, Read, Tier
+from tests.kvstore.conformance.backends import HOST, free_port
+from tests.kvstore.conformance.blocks import LARGE, Block, chain_of, reads_into, verdict
+from tests.kvstore.conformance.peer_child import Held, Shelf
+
+SECRET = bytes(range(100, 132))
+KEYS = [bytes([number]) * 16 for number in range(1, 4)]
+
+
+def soon(seconds: float = 10.0) -> float:
+    return time.monotonic() + seconds
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def server(shelf: Shelf) -> Iterator[PeerServer[Held]]:
+    serving = PeerServer(shelf, SECRET)
+    serving.start()
+    yield serving
+    serving.close()
+    assert shelf.leased == 0
+    assert serving.connections == 0
+
+
+def fill(shelf: Shelf, blocks: Sequence[Block]) -> None:
+    for block in blocks:
+        shelf.blocks[block.key] = Held(block.header, memoryview(block.payload))
+
+
+def session(server: PeerServer[Held], secret: bytes = SECRET) -> PeerSession:
+    return PeerSession(PeerAddress(HOST, server.port), secret, soon())
+
+
+GOLDEN_PULL = (
+    "040000000700000040000000"  # PULL, request 7, 64 bytes
+    "d0070000" + "00000000" + "0000100000000000"  # 2,000 ms, window of 1 MiB
+)
+GOLDEN_PROOF = "9389d7c1adaf16109b60fe7a8a21770e"
+
+
+def test_golden_frames() -> None:
+    pull = Pull(2_000, 1 << 20, KEYS)
+    keys = b"".join(KEYS).hex()
+    assert frames.encode_pull(7, pull).hex() == GOLDEN_PULL + keys
+    assert frames.decode_pull(bytes.fromhex(GOLDEN_PULL[24:] + keys)) == pull
+    assert frames.encode(Kind.END, 7, bytes([Ended.MISSING])).hex() == "06000000070000000100000001"
+    assert frames.encode_block(7, 2, b"head", 5).hex() == (
+        "050000000700000015000000" + "020000000400000005000000" + b"head".hex()
+    )
+    assert frames.proof(SECRET, b"server", bytes(16), bytes(range(16))).hex() == GOLDEN_PROOF
+
+
+def test_a_stranger_gets_nothing(server: PeerServer[Held]) -> None:
+    with pytest.raises(OSError):
+        session(server, bytes(32))
+    with pytest.raises(StoreError):
+        PeerServer(Shelf(), b"short")
+
+
+def test_a_server_that_is_none_of_ours_is_refused() -> None:
+    """It may repeat what we say: our own words prove nothing."""
+    with socket.create_server((HOST, 0)) as listener:
+
+        def mirror() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                hello = peer.recv(1024)
+                peer.sendall(frames.encode(Kind.HELLO_REPLY, 0, hello[20:36] + bytes(16)))
+                peer.recv(1024)
+
+        thread = threading.Thread(target=mirror)
+        thread.start()
+        with pytest.raises(WireBrokenError, match="secret"):
+            PeerSession(PeerAddress(HOST, listener.getsockname()[1]), SECRET, soon())
+        thread.join()
+
+
+def test_a_recorded_proof_is_of_no_use_again() -> None:
+    one = frames.proof(SECRET, b"client", b"c" * 16, b"s" * 16)
+    assert one != frames.proof(SECRET, b"client", b"c" * 16, b"t" * 16)
+    assert one != frames.proof(SECRET, b"server", b"c" * 16, b"s" * 16)
+
+
+def test_credit_bounds_what_a_slow_reader_holds(server: PeerServer[Held], shelf: Shelf) -> None:
+    """Without credit the server stops behind the window, and leases nothing while it waits."""
+    chain = chain_of(6, 1, kv=LARGE)
+    fill(shelf, chain)
+    size = len(chain[0].payload)
+    with closing(session(server)) as client:
+        stream = client._stream
+        stream.send(
+            [frames.encode_pull(1, Pull(5_000, size + 1, [block.key for block in chain]))], soon()
+        )
+        for index in (0, 1):
+            head = frames.read_head(stream, soon())
+            assert head.kind is Kind.BLOCK, index
+            stream.skip(head.body_bytes, soon())
+        with pytest.raises(TimeoutError):
+            frames.read_head(stream, soon(0.1))
+        assert shelf.leased == 0
+        stream.send([frames.encode(Kind.CREDIT, 1, frames.NUMBER.pack(size))], soon())
+        head = frames.read_head(stream, soon())
+        assert head.kind is Kind.BLOCK
+        stream.skip(head.body_bytes, soon())
+        stream.send([frames.encode(Kind.CANCEL, 1)], soon())
+        end = frames.read_head(stream, soon())
+        assert frames.read_body(stream, end, Kind.END, soon()) == bytes([Ended.CANCELLED])
+        # One terminal event, and the connection serves the next request.
+        assert client.exists_prefix([block.key for block in chain], soon()) == 6
+
+
+def test_K2_a_reader_that_stops_reading_holds_nothing_after_its_deadline(
+    server: PeerServer[Held], shelf: Shelf
+) -> None:
+    chain = chain_of(24, 2, kv=LARGE)
+    fill(shelf, chain)
+    with closing(session(server)) as client:
+        keys = [block.key for block in chain]
+        client._stream.send([frames.encode_pull(1, Pull(300, 1 << 30, keys))], soon())
+        assert until(lambda: shelf.leased > 0)
+        assert until(lambda: shelf.leased == 0, 5.0)
+    assert until(lambda: server.connections == 0, 5.0)
+
+
+def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = soon(seconds)
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def scripted(answers: Callable[[Stream], None]) -> tuple[int, threading.Thread]:
+    """A server that holds the secret and then answers as it likes, once."""
+    listener = socket.create_server((HOST, 0))
+
+    def serve() -> None:
+        peer, _ = listener.accept()
+        listener.close()
+        stream = Stream(peer)
+        hello = frames.read_body(stream, frames.read_head(stream, soon()), Kind.HELLO, soon())
+        client, own = hello[8:], b"n" * 16
+        reply = own + frames.proof(SECRET, b"server", client, own)
+        stream.send([frames.encode(Kind.HELLO_REPLY, 0, reply)], soon())
+        frames.read_body(stream, frames.read_head(stream, soon()), Kind.PROOF, soon())
+        pull = frames.read_head(stream, soon())
+        stream.skip(pull.body_bytes, soon())
+        answers(stream)
+        stream.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return listener.getsockname()[1], thread
+
+
+def block_frame(request: int, index: int, block: Block) -> list[bytes]:
+    head = frames.encode_block(request, index, block.header, len(block.payload))
+    return [head, block.payload]
+
+
+BAD_STREAMS: dict[str, Callable[[list[Block]], list[bytes]]] = {
+    "second block first": lambda chain: block_frame(1, 1, chain[1]),
+    "first block twice": lambda chain: block_frame(1, 0, chain[0]) + block_frame(1, 0, chain[0]),
+    "of another request": lambda chain: block_frame(2, 0, chain[0]),
+    "one too many": lambda chain: (
+        block_frame(1, 0, chain[0]) + block_frame(1, 1, chain[1]) + block_frame(1, 2, chain[0])
+    ),
+    "done too early": lambda chain: [frames.encode(Kind.END, 1, bytes([Ended.DONE]))],
+    "an end that is none": lambda chain: [frames.encode(Kind.END, 1, b"\x09")],
+    "truncated": lambda chain: [b"".join(block_frame(1, 0, chain[0]))[:-1]],
+    "a frame of no kind": lambda chain: [struct.pack("<BBHII", 99, 0, 0, 1, 0)],
+    "huge": lambda chain: [struct.pack("<BBHII", Kind.BLOCK, 0, 0, 1, 0xFFFF_FFFF)],
+    "sizes that do not add up": lambda chain: [
+        frames.FRAME.pack(Kind.BLOCK, 0, 0, 1, 100) + frames.BLOCK_HEAD.pack(0, 50, 10)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", sorted(BAD_STREAMS))
+def test_streams_out_of_order_break_the_connection(name: str) -> None:
+    chain = chain_of(2, 3)
+    port, thread = scripted(lambda stream: stream.send(BAD_STREAMS[name](chain), soon()))
+    rooms = [block.room() for block in chain]
+    settled: dict[int, Outcome] = {}
+    client = PeerSession(PeerAddress(HOST, port), SECRET, soon())
+    with closing(client), pytest.raises(OSError):
+        client.read(reads_into(chain, rooms), soon(), settled.__setitem__)
+    thread.join()
+    for place, outcome in settled.items():
+        assert verdict(chain[place], outcome, rooms[place]) == "good"
+
+
+def test_too_many_connections_are_turned_away(server: PeerServer[Held], shelf: Shelf) -> None:
+    fill(shelf, chain_of(1, 4))
+    held = [session(server) for _ in range(MAX_CONNECTIONS)]
+    assert server.connections == MAX_CONNECTIONS
+    with pytest.raises(OSError):
+        session(server)
+    for each in held:
+        each.close()
+    assert until(lambda: server.connections == 0)
+    session(server).close()
+
+
+def kill_the_source(times: int) -> None:
+    """kill -9 in the middle of a run, again and again: no wrong block, nothing waits for ever."""
+    chain, port = chain_of(12, 5, kv=LARGE), free_port()
+    words = [sys.executable, "-m", "tests.kvstore.peer.nursery", str(port), SECRET.hex()]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    tier = peer_tier(PeerAddress(HOST, port), SECRET, Limits(readers=1))
+    with closing(tier), subprocess.Popen(words, text=True, **pipes) as nursery:
+        lost = 0
+        for _ in range(times):
+            source = born(nursery)
+            rooms = [block.room() for block in chain]
+            second = threading.Event()
+            handle = pulled(tier, chain, rooms, second)
+            assert second.wait(10)
+            os.kill(source, signal.SIGKILL)
+            outcomes = handle.result(10)
+            seen = [verdict(*each) for each in zip(chain, outcomes, rooms, strict=True)]
+            assert seen[:2] == ["good"] * 2
+            assert set(seen) <= {"good", "lost", "away"}
+            lost += seen[-1] != "good"
+        born(nursery)
+        assert until(lambda: tier.exists_prefix([block.key for block in chain], soon()) == 12)
+        assert lost > times // 2, "hardly any of them was in the middle"
+        nursery.kill()
+
+
+def born(nursery: subprocess.Popen[str]) -> int:
+    """A new source at the old place: its pid."""
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    nursery.stdin.write("\n")
+    nursery.stdin.flush()
+    return int(nursery.stdout.readline())
+
+
+def pulled(
+    tier: Tier, chain: list[Block], rooms: list[bytearray], second: threading.Event
+) -> Handle:
+    """Once it is worth it to ask: the tier may have found nobody there a moment ago."""
+    assert until(lambda: tier.exists_prefix([chain[0].key], soon()) == 1)
+    return tier.get(
+        reads_into(chain, rooms), soon(5), lambda place: second.set() if place else None
+    )
+
+
+def test_K2_the_source_dies_in_the_middle() -> None:
+    kill_the_source(3)
+
+
+@pytest.mark.slow
+def test_K2_the_source_dies_fifty_times() -> None:
+    kill_the_source(50)
+
+
+def odd_bytes(dice: random.Random) -> bytes:
+    kind = dice.choice([*Kind, 0, 77, 255])
+    body = dice.randbytes(dice.randrange(64))
+    size = dice.choice([len(body), 0, 16, 32, 0xFFFF_FFFF])
+    head = struct.pack("<BBHII", kind, dice.choice([0, 0, 0, 1]), 0, dice.randrange(3), size)
+    return dice.choice([head + body, dice.randbytes(40), b"\x80\x04\x95pickle", head])
+
+
+def fuzz(server: PeerServer[Held], shelf: Shelf, count: int) -> None:
+    """Half of it before the hello, half behind it; the server lives on and leases nothing."""
+    [block] = chain_of(1, 6)
+    fill(shelf, [block])
+    dice = random.Random(9)
+    strangers = 0
+    while strangers < count:
+        if strangers % 8 == 0:
+            client = session(server)._stream
+        else:
+            client = Stream(socket.create_connection((HOST, server.port)))
+        try:
+            for _ in range(4):
+                strangers += 1
+                client.send([odd_bytes(dice)], soon())
+        except OSError:
+            pass
+        client.close()
+    with closing(session(server)) as client_again:
+        settled: dict[int, Outcome] = {}
+        room = block.room()
+        client_again.read([Read(block.key, memoryview(room))], soon(), settled.__setitem__)
+        assert verdict(block, settled[0], room) == "good"
+    assert shelf.leased == 0
+
+
+def test_S1_a_thousand_fuzzed_frames(server: PeerServer[Held], shelf: Shelf) -> None:
+    fuzz(server, shelf, 1_000)
+
+
+@pytest.mark.slow
+def test_S1_ten_thousand_fuzzed_frames(server: PeerServer[Held], shelf: Shelf) -> None:
+    fuzz(server, shelf, 10_000)
