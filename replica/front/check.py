@@ -22,6 +22,8 @@ MAX_STOP_CHARACTERS = 512
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1_024
 MAX_LOGPROBS = 20
+MAX_BAD_WORDS = 512
+MAX_BAD_WORD_IDS = 16_384
 MAX_ID_CHARACTERS = 256
 
 
@@ -121,10 +123,13 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     _within("repetition_penalty", params.repetition_penalty, 0.01, 100.0)
     if params.logprobs is not None:
         _within("logprobs", params.logprobs, 0, MAX_LOGPROBS)
+    if params.prompt_logprobs is not None:
+        _within("prompt_logprobs", params.prompt_logprobs, 0, MAX_LOGPROBS)
     if params.grammar is not None and len(params.grammar.source) > MAX_GRAMMAR_BYTES:
         refuse("The grammar is too large.", param=params.grammar.param)
     _check_stops(params, vocab_size)
     _check_biases(params, vocab_size)
+    _check_bad_words(params.bad_words, vocab_size)
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -141,6 +146,14 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
     ids = params.stop_token_ids
     if len(ids) > MAX_STOP_TOKEN_IDS or not all(0 <= token < vocab_size for token in ids):
         refuse("The stop token ids are out of range.", param="stop_token_ids")
+
+
+def _check_bad_words(words: tuple[tuple[int, ...], ...], vocab_size: int) -> None:
+    ids = [token for word in words for token in word]
+    if len(words) > MAX_BAD_WORDS or len(ids) > MAX_BAD_WORD_IDS or not all(words):
+        refuse("'bad_words' holds too many words or an empty one.", param="bad_words")
+    if not all(0 <= token < vocab_size for token in ids):
+        refuse("'bad_words' holds an id that is no token.", param="bad_words")
 
 
 def _check_biases(params: SamplingParams, vocab_size: int) -> None:

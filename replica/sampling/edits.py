@@ -1,4 +1,4 @@
-"""Changes to single logits before sampling: suppressed ids, bias, penalties.
+"""Changes to single logits before sampling: suppressed ids, bad words, bias, penalties.
 
 Each is gathered for the whole batch as (row, id, number) and applied in one indexed operation.
 """
@@ -17,7 +17,10 @@ from replica.sched.plan import SampleSpec
 
 def has_edits(spec: SampleSpec) -> bool:
     """Whether `apply_edits` would change this row."""
-    return bool(spec.suppress_ids or spec.params.logit_bias) or _has_penalties(spec.params)
+    params = spec.params
+    return bool(spec.suppress_ids or params.bad_words or params.logit_bias) or _has_penalties(
+        params
+    )
 
 
 def _has_penalties(params: SamplingParams) -> bool:
@@ -73,13 +76,22 @@ def _gather(
     return None if empty else found.tensors(logits.device)
 
 
+def _barred(spec: SampleSpec) -> list[int]:
+    """Suppressed ids, and those that would complete a bad word."""
+    done = spec.output_ids
+    ends = (
+        word[-1] for word in spec.params.bad_words if done[len(done) - len(word) + 1 :] == word[:-1]
+    )
+    return [*spec.suppress_ids, *ends]
+
+
 def _suppress(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
     cells = _gather(
         logits,
         (
-            (row, np.array(spec.suppress_ids), np.zeros(len(spec.suppress_ids)))
+            (row, np.array(ids), np.zeros(len(ids)))
             for row, spec in enumerate(specs)
-            if spec.suppress_ids
+            if (ids := _barred(spec))
         ),
     )
     if cells is not None:

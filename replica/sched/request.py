@@ -95,6 +95,7 @@ class Request:
             params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
             or params.repetition_penalty != 1.0
+            or bool(params.bad_words)
         )
 
     @property

@@ -80,6 +80,20 @@ def _stop(limits: Limits) -> Reader:
     return read
 
 
+def _bad_words(limits: Limits) -> Reader:
+    several = array(
+        string(limits.max_bad_word_chars, minimum=1), "an array of strings", limits.max_bad_words
+    )
+
+    def read(path: str, value: Any) -> tuple[str, ...]:
+        words = several(path, value)
+        if not all(word.strip() for word in words):
+            raise faults.invalid_value(path, "a word of nothing but blanks")
+        return tuple(words)
+
+    return read
+
+
 def _logit_bias(limits: Limits) -> Reader:
     bias = decimal(-100.0, 100.0)
 
@@ -138,6 +152,7 @@ def _shared(limits: Limits) -> Table:
         "stop_token_ids": Field(
             "stop_token_ids", lambda path, value: tuple(token_ids(path, value))
         ),
+        "bad_words": Field("bad_words", _bad_words(limits)),
         "response_format": Field("response_format", response_format),
         "structured_outputs": Field("structured_outputs", structured_outputs),
         **dict.fromkeys(_OLDER_NAMES, _older_name),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from events.request import SamplingParams
 from router.openai import faults
+from router.openai.badwords import Encode, spellings
 from router.openai.schema import ChatRequest, CompletionRequest
 
 COMPLETION_DEFAULT_TOKENS = 16
@@ -35,8 +36,9 @@ def to_sampling(
     prompt_tokens: int,
     context_tokens: int,
     mint_seed: Callable[[], int],
+    encode: Encode | None = None,
 ) -> SamplingParams:
-    """Parameters for one prompt of `request`.
+    """Parameters for one prompt of `request`. `encode`: only words that are barred need it.
 
     Raises UserError (context_length_exceeded) when prompt and answer don't fit the context.
     """
@@ -60,4 +62,5 @@ def to_sampling(
         stop_token_ids=said.stop_token_ids,
         ignore_eos=said.ignore_eos,
         grammar=said.grammar,
+        bad_words=() if encode is None else spellings(said.bad_words, encode),
     )

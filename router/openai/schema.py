@@ -34,6 +34,8 @@ class Limits(Struct, frozen=True):
     max_stop_chars: int = 256
     max_bias_entries: int = 1_024
     max_stop_token_ids: int = 64
+    max_bad_words: int = 256
+    max_bad_word_chars: int = 64
 
 
 class Controls(Struct, frozen=True):
@@ -60,6 +62,7 @@ class Controls(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     grammar: Grammar | None = None
+    bad_words: tuple[str, ...] = ()
 
 
 class ChatRequest(Struct, frozen=True):

@@ -143,6 +143,7 @@ def _shared(limits: Limits) -> Json:
         "min_tokens": whole(0),
         "ignore_eos": BOOLEAN,
         "stop_token_ids": items(token_id, limits.max_stop_token_ids),
+        "bad_words": items(text(limits.max_bad_word_chars, 1), limits.max_bad_words),
         **_forms(limits),
         "user": text(512),
         "metadata": labels,

@@ -21,6 +21,7 @@ from router.backends.relay import RelayCall
 from router.dispatch.dispatch import Job
 from router.dispatch.failover import Run
 from router.fleet.pool import Pool
+from router.openai.badwords import Encode
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.completions import CompletionCollector, CompletionStream
 from router.openai.parse import parse_chat, parse_completion
@@ -196,7 +197,8 @@ class Generator:
         prompts = await route.render(revision.renderer, asked, tenant.name)
         if live:
             asked, tenant = self._degrade(request, tenant, asked, prompts, limits)
-        jobs = self._jobs(request_id(request), tenant, asked, prompts, limits, pool)
+        encode = revision.card.tokenizer.encode
+        jobs = self._jobs(request_id(request), tenant, asked, prompts, limits, pool, encode)
         return Prepared(revision, tenant, asked, jobs)
 
     def _jobs(
@@ -207,10 +209,11 @@ class Generator:
         prompts: Sequence[RenderedPrompt],
         limits: Limits,
         pool: Pool | None,
+        encode: Encode,
     ) -> list[Job]:
-        jobs = []
+        jobs, room = [], limits.context_tokens
         for number, prompt in enumerate(prompts):
-            sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, _mint_seed)
+            sampling = to_sampling(asked, prompt.tokens, room, _mint_seed, encode)
             jobs.append(
                 self._of.jobs.make(f"{own_id}-{number}", tenant, prompt.ids, sampling, pool)
             )

@@ -117,6 +117,16 @@ def test_suppressed_ids_cannot_be_chosen() -> None:
     assert chosen([1.0, 3.0, 2.0], suppress_ids=(1, 77)) == 2
 
 
+def test_a_bad_word_cannot_be_completed() -> None:
+    words = ((1,), (0, 0, 2))
+    assert chosen([1.0, 3.0, 2.0], bad_words=words) == 2
+    assert chosen([1.0, 3.0, 2.0], bad_words=words, output_ids=(5, 0, 0)) == 0
+    assert chosen([1.0, 3.0, 2.0], bad_words=words, output_ids=(0, 0, 5)) == 2
+    assert chosen([1.0, 3.0, 2.0], bad_words=words, output_ids=(0,), prompt_ids=(0,)) == 2
+    assert chosen([1.0, 3.0, 2.0], bad_words=words, logit_bias={1: 100.0}) == 2
+    assert chosen([1.0, 3.0, 2.0], bad_words=((1, 1, 1, 1),), output_ids=(1, 1)) == 1
+
+
 def test_bias_is_added() -> None:
     assert chosen([1.0, 3.0, 2.0], logit_bias={0: 2.5}) == 0
     assert chosen([1.0, 3.0, 2.0], logit_bias={1: -100.0, 99: 5.0}) == 2
@@ -195,6 +205,7 @@ SPECS = st.builds(
     prompt_ids=st.just((1, 2, 3, 3)),
     output_ids=st.just((5, 5, 60)),
     suppress_ids=st.sampled_from([(), (2, 7)]),
+    bad_words=st.sampled_from([(), ((9,), (60, 11))]),
 )
 
 

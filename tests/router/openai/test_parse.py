@@ -26,6 +26,7 @@ SHARED = {
     "stop": ("end", ("end",)),
     "min_tokens": (0, 0),
     "ignore_eos": (True, True),
+    "bad_words": (["no", " way"], ("no", " way")),
     "stop_token_ids": ([1, 2], (1, 2)),
     "max_tokens": (9, 9),
 }

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from configs.model.card import ModelCard
 from events.errors import UserError
 from events.request import SamplingParams
+from router.openai.badwords import spellings
 from router.openai.parse import parse_chat
 from router.openai.sampling import to_sampling
 from router.openai.schema import ChatRequest, CompletionRequest, Controls, Limits
@@ -86,3 +88,11 @@ def test_wording_of_too_long_an_answer() -> None:
 def test_P10_logprobs_reach_the_engine(limits: Limits) -> None:
     request = parse_chat(chat_body(logprobs=True, top_logprobs=3), limits)
     assert to_sampling(request, 1, 100, mint).logprobs == 3
+
+
+def test_bad_words_are_spelt_with_and_without_a_blank(card: ModelCard) -> None:
+    encode = card.tokenizer.encode
+    found = spellings(["the", "  Xy"], encode)
+    assert found == (tuple(encode("the")), tuple(encode(" the")), tuple(encode("Xy")))
+    sampling = to_sampling(chat(bad_words=("the",)), 1, 100, mint, encode)
+    assert sampling.bad_words == found[:2]
