@@ -89,6 +89,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     heartbeat_ms: _Millis = 250.0
     hello_ms: _Millis = 2_000.0
     mailbox_bytes: _Bytes = 262_144
+    mailboxes_bytes: _Bytes = 64 * 1024 * 1024
     drain_s: _Span = 20.0
     kv_events: str = ""
     kv_events_replay: str = ""

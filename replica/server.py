@@ -216,6 +216,7 @@ def _served(parts: Parts, hello: ReplicaHello) -> Served:
         cluster_key=parse_secret(parts.cluster.secret),
         namespace=Namespace.of_hello(hello),
         mailbox_bytes=parts.replica.mailbox_bytes,
+        mailboxes_bytes=parts.replica.mailboxes_bytes,
         compiler=GrammarCompiler(card.tokenizer, card.eos_ids),
     )
 

@@ -70,6 +70,9 @@ class FrontApp:
             links=len(self._links),
             attempts=len(attempts),
             children=attempts.live_children,
+            held_attempts=attempts.held,
+            output_waiting_bytes=attempts.waiting_bytes,
+            output_oldest_seconds=attempts.oldest_age_s,
         )
 
     async def _close_links(self, app: web.Application) -> None:

@@ -81,6 +81,8 @@ class Attempts:
     """Owner of attempts and children; runs on the event loop only.
 
     `slow_s`: how long a full mailbox may stay above its high water before its attempt is ended.
+    `most_bytes`: what all mailboxes together may hold before those with more than their share of it
+    count as full.
     """
 
     def __init__(
@@ -88,8 +90,11 @@ class Attempts:
         engine: Engine,
         counters: FrontCounters,
         slow_s: float,
+        most_bytes: int,
         clock: Callable[[], float],
     ) -> None:
+        self.waiting_bytes = 0
+        self._most_bytes = most_bytes
         self._engine = engine
         self._counters = counters
         self._slow_s = slow_s
@@ -115,6 +120,17 @@ class Attempts:
     def schedulable(self) -> bool:
         """Whether the engine has work of ours that nobody holds back."""
         return any(attempt.children and not attempt.holds for attempt in self)
+
+    @property
+    def held(self) -> int:
+        """Attempts whose reader is too slow for now."""
+        return sum(HoldReason.MAILBOX in attempt.holds for attempt in self)
+
+    @property
+    def oldest_age_s(self) -> float:
+        """For how long the oldest delta has waited to be taken."""
+        moments = [moment for a in self if (moment := a.mailbox.oldest_s) is not None]
+        return max(0.0, self._clock() - min(moments)) if moments else 0.0
 
     def find(self, key: AttemptKey) -> Attempt | None:
         """The live attempt of this key."""
@@ -142,11 +158,11 @@ class Attempts:
         if delta.finish is not None:
             del attempt.children[child.id], self._children[child.id]
             self._counters.finished(delta.finish, child.ttft_s)
-        attempt.mailbox.put(delta)
+        self._put(attempt.mailbox, delta)
         self.fence.note(attempt, delta)
         if not attempt.children:
             self.fence.end(attempt)
-        if attempt.mailbox.full and attempt.children:
+        if attempt.children and self._too_full(attempt.mailbox):
             self._hold_slow(attempt)
         attempt.key.outlet.wake(attempt)
 
@@ -178,9 +194,25 @@ class Attempts:
             for child_id in attempt.children:
                 self._engine.resume(child_id)
 
-    def taken(self, attempt: Attempt) -> None:
+    def _put(self, mailbox: Mailbox, delta: CoreDelta) -> None:
+        before = mailbox.bytes
+        self._counters.deltas += 1
+        self._counters.deltas_merged += mailbox.put(delta, self._clock())
+        self.waiting_bytes += mailbox.bytes - before
+
+    def _too_full(self, mailbox: Mailbox) -> bool:
+        return mailbox.full or self._crowding(mailbox)
+
+    def _crowding(self, mailbox: Mailbox) -> bool:
+        """Whether too much waits in all, and here more than a fair share of what may."""
+        crowded = self.waiting_bytes > self._most_bytes
+        return crowded and mailbox.bytes * len(self._attempts) > self._most_bytes
+
+    def taken(self, attempt: Attempt, freed_bytes: int) -> None:
         """The outlet took deltas out of the mailbox: there is room, or all is said."""
-        if attempt.mailbox.low and attempt.slow_timer is not None:
+        self.waiting_bytes -= freed_bytes
+        roomy = attempt.mailbox.low and not self._crowding(attempt.mailbox)
+        if roomy and attempt.slow_timer is not None:
             attempt.slow_timer.cancel()
             attempt.slow_timer = None
             self.resume(attempt, HoldReason.MAILBOX)
@@ -225,6 +257,7 @@ class Attempts:
         for timer in (attempt.slow_timer, attempt.deadline_timer):
             if timer is not None:
                 timer.cancel()
+        self.waiting_bytes -= attempt.mailbox.bytes
         del self._attempts[attempt.key]
         if not self._attempts:
             self._empty.set()

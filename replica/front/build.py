@@ -36,7 +36,7 @@ def build_front(
     """A front over `engine`, whose sink `queue` is. On the event loop."""
     metrics = Metrics()
     counters = metrics.counters
-    attempts = Attempts(engine, counters, patience.slow_s, clock)
+    attempts = Attempts(engine, counters, patience.slow_s, served.mailboxes_bytes, clock)
     queue.attach(Dispatcher(engine, attempts, counters))
     intake = Intake(engine, attempts, served, counters, clock)
     front = Front(engine, attempts, intake, counters)

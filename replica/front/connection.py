@@ -89,19 +89,23 @@ class Connection:
                 session.work.clear()
                 if session.ack_due:
                     session.ack_due = False
-                    await self._send(encode(session.incoming.ack()))
+                    await self._send(encode(session.incoming.ack()), session)
                 while (frame := session.next_frame()) is not None:
-                    await self._send(frame)
+                    await self._send(frame, session)
                 await session.work.wait()
         except ConnectionError:
             self._ending = Ending.BROKEN
         except TimeoutError:
             return
 
-    async def _send(self, frame: bytes) -> None:
-        async with asyncio.timeout(self._stall_s):
-            await self._socket.send_bytes(frame)
-        self._said_s = time.monotonic()
+    async def _send(self, frame: bytes, session: LinkSession) -> None:
+        begun_s = time.monotonic()
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._socket.send_bytes(frame)
+        finally:
+            self._said_s = time.monotonic()
+            session.counters.socket_blocked_s += self._said_s - begun_s
 
     async def _beat(self, session: LinkSession) -> None:
         """Acknowledge what has come in, and give a sign of life. Only a named session's router

@@ -46,8 +46,9 @@ DEADLINE_GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What requests are served with. `cluster_key` and `namespace` make the block keys. Without a
-    `compiler` answers can't be constrained."""
+    """What requests are served with. `cluster_key` and `namespace` make the block keys. A mailbox
+    holds up to `mailbox_bytes`, all of them `mailboxes_bytes`. Without a `compiler` no answer can
+    be constrained."""
 
     limits: Limits
     vocabulary: Vocabulary
@@ -55,6 +56,7 @@ class Served:
     cluster_key: bytes
     namespace: Namespace
     mailbox_bytes: int
+    mailboxes_bytes: int = 64 * 1024 * 1024
     compiler: GrammarCompiler | None = None
 
 

@@ -30,10 +30,11 @@ def payload_bytes(delta: CoreDelta) -> int:
 class _Pending:
     """One or more deltas of one child, joined when taken."""
 
-    __slots__ = ("bytes", "finish", "head", "ids", "logprobs", "texts", "usage")
+    __slots__ = ("bytes", "finish", "head", "ids", "logprobs", "since_s", "texts", "usage")
 
-    def __init__(self, delta: CoreDelta) -> None:
+    def __init__(self, delta: CoreDelta, since_s: float) -> None:
         self.head = delta
+        self.since_s = since_s
         self.bytes = _DELTA_BYTES
         self.texts: list[str] = []
         self.ids: list[int] = []
@@ -86,16 +87,23 @@ class Mailbox:
         """At or below the high water."""
         return self.bytes <= self._high_bytes
 
-    def put(self, delta: CoreDelta) -> None:
-        """Keep a delta; nothing may follow a child's finish."""
+    @property
+    def oldest_s(self) -> float | None:
+        """When the oldest delta came; None when there is none."""
+        return self._queue[0].since_s if self._queue else None
+
+    def put(self, delta: CoreDelta, now_s: float = 0.0) -> bool:
+        """Keep a delta; nothing may follow a child's finish. True when it was merged."""
         size_bytes = payload_bytes(delta)
         pending = self._last.get(delta.child)
-        if pending is None or self.low:
-            pending = self._last[delta.child] = _Pending(delta)
+        fresh = pending is None or self.low
+        if pending is None or fresh:
+            pending = self._last[delta.child] = _Pending(delta, now_s)
             self._queue.append(pending)
             self.bytes += _DELTA_BYTES
         pending.extend(delta, size_bytes)
         self.bytes += size_bytes
+        return not fresh
 
     def take(self, max_bytes: int) -> list[CoreDelta]:
         """The oldest deltas up to `max_bytes`, but at least one if there is any."""

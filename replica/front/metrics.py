@@ -23,6 +23,9 @@ class FrontGauges(NamedTuple):
     links: int
     attempts: int
     children: int
+    held_attempts: int
+    output_waiting_bytes: int
+    output_oldest_seconds: float
 
 
 class FrontCounters:
@@ -30,6 +33,9 @@ class FrontCounters:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.late_outputs = 0
+        self.deltas = 0
+        self.deltas_merged = 0
+        self.socket_blocked_s = 0.0
         self.mailbox_holds = 0
         self.mailbox_aborts = 0
         self.malformed_frames = 0
@@ -102,6 +108,9 @@ class _Snapshot(Collector):
             ("cached_tokens", load.cached_tokens_total),
             ("preemptions", load.preemptions_total),
             ("late_outputs", counters.late_outputs),
+            ("deltas", counters.deltas),
+            ("deltas_merged", counters.deltas_merged),
+            ("socket_blocked_seconds", counters.socket_blocked_s),
             ("mailbox_holds", counters.mailbox_holds),
             ("mailbox_aborts", counters.mailbox_aborts),
             ("malformed_frames", counters.malformed_frames),

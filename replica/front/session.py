@@ -175,8 +175,9 @@ class LinkSession:
         mailbox = attempt.mailbox
         before = mailbox.bytes
         deltas += mailbox.take(room)
+        freed_bytes = before - mailbox.bytes
         del self._ready[attempt]
         if len(mailbox):
             self._ready[attempt] = None
-        self._front.attempts.taken(attempt)
-        return before - mailbox.bytes
+        self._front.attempts.taken(attempt, freed_bytes)
+        return freed_bytes

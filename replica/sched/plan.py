@@ -28,7 +28,7 @@ class SampleSpec:
     `position` is the absolute position of the token to be sampled: with `seed` it fixes the random
     numbers, so that batch order, preemption and replica make no difference. Histories are empty
     unless a penalty or a bad word needs them. `suppress_ids` can't be chosen (end tokens below
-    `min_tokens`). `grammar` says what may be chosen at all; it stands still until the plan's commit.
+    `min_tokens`). `grammar` says what may be chosen at all; it stands still until the commit.
     """
 
     params: SamplingParams

@@ -166,7 +166,7 @@ class Rig:
     def empty(self) -> bool:
         """Nothing is kept of any request."""
         attempts = self.front.attempts
-        return not len(attempts) and not attempts.live_children
+        return not (len(attempts) or attempts.live_children or attempts.waiting_bytes)
 
 
 def small_socket(option: int) -> socket.socket:
@@ -176,7 +176,7 @@ def small_socket(option: int) -> socket.socket:
     return small
 
 
-def served(mailbox_bytes: int, compiler: GrammarCompiler | None) -> Served:
+def served(mailbox_bytes: int, mailboxes_bytes: int, compiler: GrammarCompiler | None) -> Served:
     vocabulary = ByteVocabulary((b"own f", b"ox"))
     return Served(
         limits=Limits(model="m", vocab_size=vocabulary.vocab_size, context_tokens=128),
@@ -185,6 +185,7 @@ def served(mailbox_bytes: int, compiler: GrammarCompiler | None) -> Served:
         cluster_key=CLUSTER_KEY,
         namespace=Namespace(model="m", weights="w", layout=LAYOUT),
         mailbox_bytes=mailbox_bytes,
+        mailboxes_bytes=mailboxes_bytes,
         compiler=compiler,
     )
 
@@ -195,6 +196,7 @@ async def rig(
     answers_aborts: bool = True,
     engine_over: Callable[[StepQueue], Engine] | None = None,
     mailbox_bytes: int = 65_536,
+    mailboxes_bytes: int = 1 << 30,
     slow_s: float = 5.0,
     stall_s: float = 5.0,
     handshake_s: float = 5.0,
@@ -212,9 +214,8 @@ async def rig(
     else:
         engine = engine_over(queue)
     link = LinkSettings(name, 5, SECRET, handshake_s, heartbeat_s=30.0, stall_s=stall_s)
-    app = build_front(
-        engine, queue, served(mailbox_bytes, compiler), link, Patience(slow_s, progress_s)
-    )
+    serving = served(mailbox_bytes, mailboxes_bytes, compiler)
+    app = build_front(engine, queue, serving, link, Patience(slow_s, progress_s))
     runner = app.runner()
     await runner.setup()
     door = small_socket(SO_SNDBUF)

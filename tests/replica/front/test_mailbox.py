@@ -155,6 +155,48 @@ async def test_O5_a_link_that_stalls_for_good_is_cut() -> None:
         await router.closed()
 
 
+async def numbers(front) -> dict[str, float]:
+    """What /metrics says of the output side."""
+    _, text = await front.get("/metrics")
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return {name.removeprefix("warmroute_replica_"): float(value) for name, value in lines}
+
+
+async def test_O5_all_mailboxes_together_are_bounded_and_the_fullest_wait() -> None:
+    """None of them is full by itself; the quick neighbour is never held."""
+    async with rig(mailbox_bytes=1 << 20, mailboxes_bytes=64_000) as front:
+        router, other = await front.dial(), await front.dial()
+        for name in ("a", "b", "c", "d"):
+            await router.send(request(name))
+        await other.send(request("quick"))
+        await front.submitted(5)
+        *slow, quick = sorted(r.child for r in front.engine.requests)
+        stop_reading(router)
+        for child in slow:
+            while ("hold", child) not in front.engine.calls:
+                front.engine.step(dict.fromkeys(slow, b"y" * STEP))
+                front.engine.step({quick: b"z"})
+                await asyncio.sleep(0)
+        assert front.front.attempts.waiting_bytes < 2 * 64_000
+        assert ("hold", quick) not in front.engine.calls
+        found = await numbers(front)
+        assert found["held_attempts"] == 4
+        assert found["output_waiting_bytes"] > 64_000
+        assert found["output_oldest_seconds"] > 0
+        resume_reading(router)
+        await front.until(lambda: all(("resume", child) in front.engine.calls for child in slow))
+        for child in (*slow, quick):
+            front.engine.step({child: b""}, finish="stop")
+        for name in ("a", "b", "c", "d"):
+            await router.answer(name)
+        await other.answer("quick")
+        found = await numbers(front)
+        assert (found["held_attempts"], found["output_waiting_bytes"]) == (0, 0)
+        assert found["output_oldest_seconds"] == 0
+        assert found["deltas_total"] > found["deltas_merged_total"] >= 0
+        assert found["socket_blocked_seconds_total"] > 0
+
+
 async def test_a_router_hold_survives_the_mailbox_being_emptied() -> None:
     async with rig(mailbox_bytes=16_384) as front:
         router = await front.dial()
