@@ -10,7 +10,7 @@ struct Row {
     double context_limit, total_blocks, barred, admits_from_s, load_at_s, digest_at_s, unknown,
         trust, a, b, c, base, per_row, per_context, step_tokens, max_running, failures, unreported, requests,
         rows, context_tokens, backlog_ms, unseen_prefill_ms, queued_tokens, free_blocks,
-        cached_blocks, reused;
+        cached_blocks, reused, busy, prefills_ms[7];
 };
 
 struct Ask {
@@ -18,8 +18,8 @@ struct Ask {
 };
 
 struct Weights {
-    double own_decode, harm, occupancy, crowd, max_occupancy, lateness, suspect_ms,
-        max_ageing_ms, fresh_s, half_life_s;
+    double own_decode, harm, busy, crowd, max_occupancy, lateness, suspect_ms,
+        max_ageing_ms, fresh_s, half_life_s, min_idle, some_ms;
 };
 
 double above(double low, double x) { return x > low ? x : low; }
@@ -36,6 +36,21 @@ double decode_ms(const Row &r, double rows, double context) {
 double queue_ms(const Row &r, const Ask &ask, const Weights &weights) {
     const double age_ms = below(1e3 * (ask.now_s - r.load_at_s), weights.max_ageing_ms);
     return above(0.0, r.backlog_ms - age_ms) + r.unseen_prefill_ms;
+}
+
+struct Ahead { double share, overtaken; };
+
+// Shortest first: what of the backlog comes before a prefill of that size, and how many come behind.
+Ahead ahead_of(const Row &r, double own_ms, const Weights &w) {
+    const int size = own_ms < 1.0 ? 0 : std::ilogb(own_ms) / 2;
+    double total = 0.0, smaller = 0.0, overtaken = 0.0, middle_ms = 2.0;
+    for (int i = 0; i < 7; i++, middle_ms *= 4.0) {
+        const double known = above(0.0, r.prefills_ms[i]);
+        total += known;
+        if (i <= size) smaller += known;
+        else overtaken += known / middle_ms;
+    }
+    return {total > w.some_ms ? smaller / total : 1.0, overtaken};
 }
 
 enum { FIT, NOT_ASKED, TOO_LONG, BARRED, BREAKER, UNHEARD };
@@ -79,16 +94,20 @@ void find_best(const double *terms, long width, long fit, int64_t *best, long ke
 extern "C" {
 
 long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const uint8_t *asked,
-              const int32_t *depths, const int32_t *reaches, const double *transfers, uint8_t *state, double *terms_of, int64_t *best, long keep,
+              const int32_t *depths, const int32_t *there, const int32_t *reaches, const double *transfers,
+              uint8_t *state, double *terms_of, int64_t *best, long keep,
               double *figures) {
     const Ask &ask = *asks;
     const long fit = filter(table, n, ask, asked, state);
-    double idle_ms = INFINITY, crowd_ms = INFINITY;
+    double idle_ms = INFINITY, crowd_ms = INFINITY, busy = 0.0;
     for (long i = 0; i < n; i++) {
         if (state[i] != FIT) continue;
         idle_ms = below(idle_ms, prefill_ms(table[i], 0, ask.prompt_tokens));
         crowd_ms = below(crowd_ms, queue_ms(table[i], ask, *w));
+        busy += table[i].busy;
     }
+    busy /= above(1, fit);
+    const double steady = w->busy * busy / above(w->min_idle, 1.0 - busy);
     double *out = terms_of, soonest_ms = INFINITY, least_queued = INFINITY, longest = 0.0;
     const double blocks = std::ceil((ask.prompt_tokens + ask.output_tokens) / ask.block_tokens);
     for (long i = 0; i < n; i++) {
@@ -99,17 +118,18 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
         double transfer_ms = transfers ? transfers[i] : 0.0;
         double cached = below(ask.prompt_tokens - 1, reach * ask.block_tokens);
         if (cached < ask.min_match) cached = overlap = reach = transfer_ms = 0.0;
-        const double queued_ms = queue_ms(r, ask, *w);
         const double cold_ms = prefill_ms(r, 0, ask.prompt_tokens);
         const double warm_ms = below(cold_ms, prefill_ms(r, cached, ask.prompt_tokens - cached));
         const double stale_s = above(0.0, ask.now_s - r.digest_at_s - w->fresh_s);
         const double credit =
             r.unknown || !stale_s ? r.trust : r.trust * std::exp2(-stale_s / w->half_life_s);
         const double saved_ms = credit * (cold_ms - warm_ms), own_ms = cold_ms - saved_ms;
+        const Ahead before = depths[i] > there[i] ? Ahead{1.0, 0.0} : ahead_of(r, own_ms, *w);
+        const double queued_ms = queue_ms(r, ask, *w) * before.share;
         double mixing_ms = 0.0;
         if (r.rows > 0) {
             const double new_tokens = ask.prompt_tokens - cached;
-            mixing_ms = std::ceil((r.queued_tokens + new_tokens) / r.step_tokens) *
+            mixing_ms = std::ceil((r.queued_tokens * before.share + new_tokens) / r.step_tokens) *
                         above(0.0, r.per_row * r.rows + r.per_context * r.context_tokens);
         }
         const double ttft_ms = queued_ms + own_ms + transfer_ms + mixing_ms;
@@ -120,8 +140,8 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
         const double decode_share_ms =
             mixing_ms + w->own_decode * ask.output_tokens * above(0.0, shared - alone);
         const double crowding = cold_ms > 0 ? w->crowd * crowd_ms / cold_ms : 0.0;
-        const double occupancy = below(w->max_occupancy, w->occupancy + crowding);
-        const double harm_ms = own_ms * (occupancy + w->harm * above(0.0, r.rows));
+        const double occupancy = below(w->max_occupancy, steady + crowding);
+        const double harm_ms = own_ms * (occupancy + before.overtaken + w->harm * above(0.0, r.rows));
         const double free = above(0.0, r.free_blocks);
         double eviction_ms = 0.0;
         if (!r.unreported && needed > 0) {

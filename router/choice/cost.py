@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from configs.native import CompileError, NativeSource, address, load_object
+from router.choice.reserve import SIZES
 from router.fleet.member import SUSPECT_LOAD_AGE_S
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,14 @@ KERNELS = NativeSource("cost", Path(__file__).parent, ("cost.cpp",), flags=("-ff
 OWN_DECODE_WEIGHT = 0.1
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
 HARM_WEIGHT = 0.05
-OCCUPANCY_WEIGHT = 0.25
+BUSY_WEIGHT = 1.0
 CROWD_WEIGHT = 1
+MIN_IDLE = 0.05
 MAX_OCCUPANCY_WEIGHT = 4.0
-"""Who comes next waits for this prefill too: of two ways to the same TTFT the cheaper one wins, so
-siblings of a cold prefix wait for it rather than compute it everywhere."""
+"""Who comes next waits for this prefill too, so a ms of the engine costs more than itself:
+rho / (1 - rho) more where prefills take rho of the fleet's time (so many wait on average in a
+queue), still more when even the shortest queue is long. On an idle fleet nobody comes next, and
+siblings of a cold prefix compute it on every replica at once; on a busy one they wait for it."""
 
 LATENESS_WEIGHT = 4.0
 SUSPECT_MS = 250.0
@@ -43,11 +47,16 @@ DIGEST_HALF_LIFE_S = 15.0
 MIN_MATCH_TOKENS = 32
 """A shorter match is not worth following, and may be a digest's false positive."""
 
+SOME_MS = 1e-3
+"""What sums of booked prefills differ from nothing by, rounding apart."""
+MIDDLE_MS = 2.0 * 4.0 ** np.arange(SIZES)
+"""Of each class of sizes."""
+
 _WEIGHTS = np.array(
     [
-        OWN_DECODE_WEIGHT, HARM_WEIGHT, OCCUPANCY_WEIGHT, CROWD_WEIGHT,
+        OWN_DECODE_WEIGHT, HARM_WEIGHT, BUSY_WEIGHT, CROWD_WEIGHT,
         MAX_OCCUPANCY_WEIGHT, LATENESS_WEIGHT, SUSPECT_MS, MAX_BACKLOG_AGEING_MS, FRESH_DIGEST_S,
-        DIGEST_HALF_LIFE_S,
+        DIGEST_HALF_LIFE_S, MIN_IDLE, SOME_MS,
     ],
     np.float64,
 )  # fmt: skip
@@ -58,7 +67,8 @@ ROW = (
     "context_limit", "total_blocks", "barred", "admits_from_s", "load_at_s", "digest_at_s",
     "unknown", "trust", "a", "b", "c", "base", "per_row", "per_context", "step_tokens",
     "max_running", "failures", "unreported", "requests", "rows", "context_tokens", "backlog_ms",
-    "unseen_prefill_ms", "queued_tokens", "free_blocks", "cached_blocks", "reused",
+    "unseen_prefill_ms", "queued_tokens", "free_blocks", "cached_blocks", "reused", "busy",
+    *(f"prefills_{size}_ms" for size in range(SIZES)),
 )  # fmt: skip
 """What a row of the table says of one replica; router/fleet/board.py fills it."""
 
@@ -160,13 +170,15 @@ class Pricer(Protocol):
         demand: Demand,
         asked: np.ndarray,
         depths: np.ndarray,
+        there: np.ndarray,
         now_s: float,
         fetches: Fetches | None = None,
     ) -> Prices:
         """The answer lies in the sheet: use it before it is priced again.
 
-        `asked` is uint8 (n,), `depths` int32 (n,): the leading blocks that each is believed to
-        hold. `fetches`: what each would bring there besides."""
+        `asked` is uint8 (n,), `depths` and `there` int32 (n,): the leading blocks that each is
+        believed to hold soon, and now. What is still to come waits for those who compute it.
+        `fetches`: what each would bring there besides."""
 
 
 class NativePricer:
@@ -181,6 +193,7 @@ class NativePricer:
         demand: Demand,
         asked: np.ndarray,
         depths: np.ndarray,
+        there: np.ndarray,
         now_s: float,
         fetches: Fetches | None = None,
     ) -> Prices:
@@ -192,6 +205,7 @@ class NativePricer:
             _WEIGHTS_AT,
             sheet.everybody_at if asked is sheet.everybody else address(asked),
             address(depths),
+            address(there),
             None if fetches is None else address(fetches.blocks),
             None if fetches is None else address(fetches.transfer_ms),
             state,
@@ -216,6 +230,7 @@ class NumpyPricer:
         demand: Demand,
         asked: np.ndarray,
         depths: np.ndarray,
+        there: np.ndarray,
         now_s: float,
         fetches: Fetches | None = None,
     ) -> Prices:
@@ -224,11 +239,11 @@ class NumpyPricer:
         if not fit.size:
             return Prices(state, np.empty((0, len(TERMS))), [], NOBODY)
         rows, overlap = _Rows(sheet.table[fit]), depths[fit].astype(np.float64)
-        reach, transfer_ms = overlap, np.zeros(len(fit))
+        reach, transfer_ms, waits = overlap, np.zeros(len(fit)), (depths > there)[fit]
         if fetches is not None:
             reach = fetches.blocks[fit].astype(np.float64)
             transfer_ms = fetches.transfer_ms[fit]
-        terms = _terms(rows, demand, overlap, reach, transfer_ms, now_s)
+        terms = _terms(rows, demand, overlap, reach, transfer_ms, waits, now_s)
         best = np.argsort(-terms[:, _SCORE], kind="stable")[:BEST]
         said = Figures(
             float(terms[:, _TTFT].min()),
@@ -290,26 +305,30 @@ def _terms(
     overlap: np.ndarray,
     reach: np.ndarray,
     transfer_ms: np.ndarray,
+    waits: np.ndarray,
     now_s: float,
 ) -> np.ndarray:
-    """`overlap`: leading blocks on the device; `reach`: with those that `transfer_ms` brings."""
+    """`overlap`: leading blocks on the device; `reach`: with those that `transfer_ms` brings;
+    `waits`: where some of the former are still being computed."""
     prompt, block = demand.prompt_tokens, demand.block_tokens
     cached = np.minimum(prompt - 1.0, reach * block)
     short = cached < MIN_MATCH_TOKENS
     cached, transfer_ms = np.where(short, 0.0, cached), np.where(short, 0.0, transfer_ms)
     reach, overlap = np.where(short, 0.0, reach), np.where(short, 0.0, overlap)
-    queue_ms, cold_ms = at.queue_ms(now_s), at.prefill_ms(0, prompt)
+    backlog_ms, cold_ms = at.queue_ms(now_s), at.prefill_ms(0, prompt)
     warm_ms = np.minimum(cold_ms, at.prefill_ms(cached, prompt - cached))
     credit = at.credit(now_s)
     saved_ms = credit * (cold_ms - warm_ms)
     prefill_ms = cold_ms - saved_ms
-    mixing_ms = _mixing_ms(at, prompt - cached)
+    ahead, overtaken = _ahead(at, prefill_ms, waits)
+    queue_ms = backlog_ms * ahead
+    mixing_ms = _mixing_ms(at, at.queued_tokens * ahead + (prompt - cached))
     ttft_ms = queue_ms + prefill_ms + transfer_ms + mixing_ms
     blocks = math.ceil((prompt + demand.output_tokens) / block)
     needed = blocks - np.minimum(overlap, np.floor(cached / block))
     decode_share_ms = mixing_ms + _own_decode_ms(at, demand)
-    occupancy = _occupancy(queue_ms.min(), cold_ms)
-    harm_ms = prefill_ms * (occupancy + HARM_WEIGHT * np.maximum(0.0, at.rows))
+    occupancy = _occupancy(at.busy.mean(), backlog_ms.min(), cold_ms)
+    harm_ms = prefill_ms * (occupancy + overtaken + HARM_WEIGHT * np.maximum(0.0, at.rows))
     eviction_ms = _eviction_ms(at, needed, block)
     overload_ms = _overload_ms(at, demand, needed, now_s)
     deadline_ms = math.inf if demand.ttft_deadline_ms is None else demand.ttft_deadline_ms
@@ -326,16 +345,30 @@ def _terms(
     )  # fmt: skip
 
 
-def _occupancy(crowd_ms: float, cold_ms: np.ndarray) -> np.ndarray:
-    """What a ms of the engine is worth to those who come next: more, when even the shortest queue
-    is long."""
+def _occupancy(busy: float, crowd_ms: float, cold_ms: np.ndarray) -> np.ndarray:
+    """What a ms of the engine is worth to those who come next."""
+    steady = BUSY_WEIGHT * busy / max(MIN_IDLE, 1.0 - busy)
     asked = np.where(cold_ms > 0, cold_ms, math.inf)
-    return np.minimum(MAX_OCCUPANCY_WEIGHT, OCCUPANCY_WEIGHT + CROWD_WEIGHT * crowd_ms / asked)
+    return np.minimum(MAX_OCCUPANCY_WEIGHT, steady + CROWD_WEIGHT * crowd_ms / asked)
 
 
-def _mixing_ms(at: _Rows, new_tokens: np.ndarray) -> np.ndarray:
+def _ahead(at: _Rows, prefill_ms: np.ndarray, waits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shortest first: the share of the backlog that is computed before this prefill, and how many
+    prefills it goes before. Told by those whose sizes are known, in classes; where none is, and
+    for who waits for blocks to come, it is all of the backlog."""
+    sizes = np.stack([getattr(at, f"prefills_{size}_ms") for size in range(SIZES)], axis=1)
+    size = np.clip(np.frexp(prefill_ms)[1] - 1, 0, 2 * SIZES - 1) // 2
+    smaller = np.arange(SIZES) <= size[:, None]
+    known = np.maximum(0.0, sizes)
+    total = known.sum(axis=1)
+    share = (known * smaller).sum(axis=1) / np.maximum(total, SOME_MS)
+    overtaken = (known * ~smaller / MIDDLE_MS).sum(axis=1)
+    return np.where(waits | (total <= SOME_MS), 1.0, share), np.where(waits, 0.0, overtaken)
+
+
+def _mixing_ms(at: _Rows, tokens: np.ndarray) -> np.ndarray:
     """The running decodes share every step of the prefills ahead and of our own."""
-    steps = np.ceil((at.queued_tokens + new_tokens) / at.step_tokens)
+    steps = np.ceil(tokens / at.step_tokens)
     step_ms = np.maximum(0.0, at.per_row * at.rows + at.per_context * at.context_tokens)
     return np.where(at.rows > 0, steps * step_ms, 0.0)
 
@@ -383,7 +416,7 @@ def pricer() -> Pricer:
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """With argument types, so that a wrong call fails in Python."""
     pointer, long = ctypes.c_void_p, ctypes.c_long
-    library.wr_price.argtypes = [pointer, long, *[pointer] * 9, long, pointer]
+    library.wr_price.argtypes = [pointer, long, *[pointer] * 10, long, pointer]
     library.wr_price.restype = long
     return library
 

@@ -7,13 +7,16 @@ load report says which dispatches it has seen; only the others still count on to
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from msgspec import Struct
 
 MAX_RESERVATIONS = 100_000
+SIZES = 7
+"""Prefills are told apart by size: below 4 ms, 16 ms, 64 ms, ... each four times the one before."""
 
 
 class Reservation(Struct):
@@ -48,9 +51,15 @@ class Journal(Protocol):
         """It was given back, or written off."""
 
 
+def size_of(prefill_ms: float) -> int:
+    """In [0, SIZES)."""
+    return min(SIZES - 1, max(0, math.frexp(prefill_ms)[1] - 1) // 2)
+
+
 @dataclass(slots=True)
 class Booked:
-    """Sums over one replica's reservations. The `unseen_` ones are what no report includes yet."""
+    """Sums over one replica's reservations. The `unseen_` ones are what no report includes yet.
+    `prefill_ms_of_size`: what is being prefilled, seen or not."""
 
     requests: int = 0
     prefilling: int = 0
@@ -60,6 +69,16 @@ class Booked:
     unseen_prefill_ms: float = 0.0
     unseen_context_tokens: int = 0
     unseen_blocks: int = 0
+    prefill_ms_of_size: list[float] = field(default_factory=lambda: [0.0] * SIZES)
+
+    def __add__(self, other: Booked) -> Booked:
+        """The sums of both."""
+        sums = (getattr(self, name) + getattr(other, name) for name in _COUNTS)
+        sizes = zip(self.prefill_ms_of_size, other.prefill_ms_of_size, strict=True)
+        return Booked(*sums, [mine + theirs for mine, theirs in sizes])
+
+
+_COUNTS = [of.name for of in fields(Booked)][:-1]
 
 
 @dataclass(slots=True)
@@ -180,7 +199,9 @@ class Ledger:
 def _count(booked: Booked, reservation: Reservation, sign: int) -> None:
     """Add (or take away) one reservation to the sums, as it stands now."""
     booked.requests += sign
-    booked.prefilling += sign * reservation.prefilling
+    if reservation.prefilling:
+        booked.prefilling += sign
+        booked.prefill_ms_of_size[size_of(reservation.prefill_ms)] += sign * reservation.prefill_ms
     if not reservation.unseen:
         return
     booked.unseen_requests += sign

@@ -259,7 +259,9 @@ class Scorer:
         depths = self._marked(query, board, depths, now_s)
         fetches = self._fetches(query, board, depths)
         asked = _asked(query, board)
-        prices = self._pricer.price(board.sheet, demand, asked, depths, now_s, fetches)
+        prices = self._pricer.price(
+            board.sheet, demand, asked, depths, digest_blocks, now_s, fetches
+        )
         return Field(board, query, now_s, digest_blocks, prices)
 
     def _fetches(self, query: RouteQuery, board: Board, depths: np.ndarray) -> Fetches | None:

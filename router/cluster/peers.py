@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from events.peer import PeerDelta, PeerState, Sent
 from events.subjects import router_boot_name
-from router.choice.reserve import Booked
+from router.choice.reserve import Booked, size_of
 from router.cluster.marks import Marks
 
 GONE_S = 6.0
@@ -200,6 +200,7 @@ class Peers:
             booked.unseen_prefilling += sign
             booked.unseen_prefill_tokens += sign * sent.prefill_tokens
             booked.unseen_prefill_ms += sign * sent.prefill_ms
+            booked.prefill_ms_of_size[size_of(sent.prefill_ms)] += sign * sent.prefill_ms
         if not booked.requests:
             del self._booked[replica]
         self._changed.add(replica)
@@ -211,6 +212,4 @@ def _up_to(last: int, numbers: Iterable[int]) -> list[int]:
 
 def together(ours: Booked, others: Booked) -> Booked:
     """The sums of both."""
-    if others is NOTHING:
-        return ours
-    return Booked(*(getattr(ours, f.name) + getattr(others, f.name) for f in fields(Booked)))
+    return ours if others is NOTHING else ours + others

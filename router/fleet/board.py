@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from events.load import OWN_ENGINE
 from kvstore.identity import KeyChain
 from router.choice.cost import Sheet
-from router.choice.reserve import Booked
+from router.choice.reserve import SIZES, Booked
 from router.fleet.member import Member
 from router.locality.below import TIERS, BelowIndex, Reach
 from router.locality.index import DigestIndex, Seats
@@ -19,6 +20,9 @@ from router.locality.optimistic import OptimisticEntries
 REUSE_GUESS = 0.5
 REUSE_GUESS_TOKENS = 10_000
 """Before a replica has seen so many prompt tokens, its own hit ratio says little."""
+
+FIRST_COME = (0.0,) * SIZES
+"""Nothing is known to be overtaken: other engines than ours serve in the order of arrival."""
 
 NOWHERE = -1
 
@@ -113,23 +117,26 @@ def row_of(member: Member, booked: Booked) -> tuple[float, ...]:
     barred = bool(member.misfits) or not member.linked or (load is not None and load.draining)
     digest = (member.digest_at_s, member.unknown_since_s is not None, member.trust.value)
     fits = (*_fits(member), max(1, hello.max_step_tokens))
+    sizes = booked.prefill_ms_of_size if hello.engine == OWN_ENGINE else FIRST_COME
     if load is None:
         return (
             hello.context_tokens, hello.total_blocks, barred, breaker.admits_from_s,
             member.load_at_s, *digest, *fits, hello.max_running, breaker.failures, True,
             booked.requests, booked.requests - booked.prefilling, booked.unseen_context_tokens,
             0.0, booked.unseen_prefill_ms, booked.unseen_prefill_tokens,
-            hello.total_blocks - booked.unseen_blocks, 0, 0.0,
+            hello.total_blocks - booked.unseen_blocks, 0, 0.0, member.usage.share, *sizes,
         )  # fmt: skip
+    requests = load.waiting + load.running + booked.unseen_requests
+    prefilling = max(load.waiting + booked.unseen_prefilling, booked.prefilling)
     return (
         hello.context_tokens, load.total_blocks, barred, breaker.admits_from_s,
         member.load_at_s, *digest, *fits, hello.max_running, breaker.failures, False,
-        load.waiting + load.running + booked.unseen_requests,
-        load.running + booked.unseen_requests - booked.unseen_prefilling,
+        requests, max(0, requests - prefilling),
         load.running_context_tokens + booked.unseen_context_tokens,
         backlog_ms(member), booked.unseen_prefill_ms,
         load.queued_prefill_tokens + booked.unseen_prefill_tokens,
         load.free_blocks - booked.unseen_blocks, load.cached_blocks, _reused(member),
+        member.usage.share, *sizes,
     )  # fmt: skip
 
 

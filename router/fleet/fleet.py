@@ -81,11 +81,13 @@ class Fleet:
         if member is None:
             return
         now_s = self._clock()
+        after_s = now_s - member.load_at_s
         member.load, member.load_at_s, member.silent = load, now_s, False
         if not member.misfits:
             prior = self._priors[member.pool]
             prior.learn(load)
             member.prefill, member.decode = prior.fits(load)
+            member.usage.learn(load, member.prefill.b, after_s)
         if member.digest_cursor == (load.digest_generation, load.digest_seq):
             member.digest_at_s = now_s
         self.check()

@@ -10,6 +10,7 @@ import numpy as np
 from events.load import DecodeFit, DigestShape, PrefillFit, ReplicaHello, ReplicaLoad
 from router.fleet.breaker import Breaker
 from router.fleet.trust import Trust
+from router.fleet.usage import Usage
 
 SUSPECT_LOAD_AGE_S = 3.0
 
@@ -61,6 +62,7 @@ class Member:
         "silent",
         "trust",
         "unknown_since_s",
+        "usage",
     )
 
     def __init__(
@@ -85,6 +87,7 @@ class Member:
         self.proof: Proof | None = None
         self.breaker = Breaker()
         self.trust = Trust()
+        self.usage = Usage()
 
     @property
     def linked(self) -> bool:

@@ -100,8 +100,17 @@ def test_a_warm_prefix_wins_unless_waiting_there_costs_more() -> None:
     assert world.decide(P).replica == "r0"
 
 
-def test_siblings_of_a_cold_prefix_follow_it_before_any_digest_comes() -> None:
+def test_siblings_of_a_cold_prefix_are_computed_at_once_where_nobody_else_waits() -> None:
     world = World(4)
+    decisions = [world.decide(prompt((1, 128), (2 + n, 1))) for n in range(16)]
+    assert spread(decisions) == dict.fromkeys(("r0", "r1", "r2", "r3"), 4)
+    cold = [decision for decision in decisions if not decision.predicted_cached_tokens]
+    assert spread(cold) == dict.fromkeys(("r0", "r1", "r2", "r3"), 1)
+
+
+def test_siblings_of_a_cold_prefix_follow_it_on_a_busy_fleet_before_any_digest_comes() -> None:
+    world = World(4)
+    world.keep_busy("r0", "r1", "r2", "r3")
     first = world.decide(prompt((1, 128), (2, 1)))
     sibling = world.decide(prompt((1, 128), (3, 1)))
     assert sibling.replica == first.replica

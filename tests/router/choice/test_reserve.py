@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.choice.reserve import Booked, Ledger, Reservation
+from router.choice.reserve import SIZES, Booked, Ledger, Reservation, size_of
 
 REPLICAS = ("a", "b")
 
@@ -89,13 +89,22 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
     def sums_are_right(self) -> None:
         assert len(self.ledger) == len(self.open)
         for replica in REPLICAS:
-            assert astuple(self.ledger.booked(replica)) == pytest.approx(self.truth(replica))
+            *sums, sizes = astuple(self.ledger.booked(replica))
+            assert sums == pytest.approx(self.truth(replica))
+            assert sizes == pytest.approx(self.sizes(replica))
 
-    def truth(self, replica: str) -> tuple[float, ...]:
+    def sizes(self, replica: str) -> list[float]:
+        early = [n for n in self.open if self.made[n].replica == replica and self.open[n]]
+        sizes = [0.0] * SIZES
+        for number in early:
+            sizes[size_of(self.made[number].prefill_ms)] += self.made[number].prefill_ms
+        return sizes
+
+    def truth(self, replica: str) -> list[float]:
         mine = [n for n in self.open if self.made[n].replica == replica]
         unseen = [n for n in mine if n > self.seen_when_made(replica, n)]
         early = [n for n in unseen if self.open[n]]
-        return (
+        return [
             len(mine),
             sum(self.open[n] for n in mine),
             len(unseen),
@@ -104,7 +113,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
             sum(self.made[n].prefill_ms for n in early),
             200 * len(unseen),
             7 * len(unseen),
-        )
+        ]
 
     def seen_when_made(self, replica: str, number: int) -> int:
         return self.seen[replica]

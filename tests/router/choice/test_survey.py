@@ -25,7 +25,7 @@ from router.choice.cost import (
     Sheet,
     declared,
 )
-from router.choice.reserve import Booked
+from router.choice.reserve import SIZES, Booked
 from router.choice.score import SHOWN
 from router.fleet.board import row_of
 from router.policies.base import Candidate
@@ -146,19 +146,21 @@ def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
     world.clock.pass_s(rng.choice([0.0, 1.0, 20.0]))
     members = [world.fleet.member(f"r{number}") for number in range(replicas)]
     booked = Booked(requests=3, prefilling=1, unseen_requests=2, unseen_prefill_ms=5.0)
+    booked.prefill_ms_of_size[:] = [rng.choice([0.0, rng.random() * 500]) for _ in range(SIZES)]
     rows = [row_of(member, rng.choice([booked, Booked()])) for member in members]
     if rng.random() < 0.5:
         rows[::2] = [rows[0]] * len(rows[::2])
     demand = Demand(rng.randrange(1, 5_000), rng.random() * 100, 16, rng.choice([None, 50.0]))
     asked = np.array([rng.random() < 0.9 for _ in members], np.uint8)
     depths = np.array([rng.choice([0, rng.randrange(300)]) for _ in members], np.int32)
+    there = np.array([rng.randrange(depth + 1) for depth in depths.tolist()], np.int32)
     fetches = None
     if rng.random() < 0.5:
         blocks = depths + np.array([rng.randrange(40) for _ in members], np.int32)
         fetches = Fetches(blocks, 50.0 * np.array([rng.random() for _ in members]))
     pricers: list[Pricer] = [NativePricer(declared(load_object(KERNELS))), NumpyPricer()]
     found = [
-        pricer.price(sheet_of(rows), demand, asked, depths, world.clock(), fetches)
+        pricer.price(sheet_of(rows), demand, asked, depths, there, world.clock(), fetches)
         for pricer in pricers
     ]
     (state, terms, best, figures), (twins_state, twins_terms, twins_best, twins) = found

@@ -10,7 +10,7 @@ from events.decision import CandidateTerms, RouteDecision
 from events.load import DecodeFit
 from router.choice.route import NoReplica
 from router.policies.heat import HOT_REQUESTS
-from tests.router.kit import World, load, prompt
+from tests.router.kit import World, hello, load, prompt
 
 P = prompt((1, 64))
 HALF = prompt((1, 32))
@@ -60,13 +60,55 @@ def test_harm_changes_nothing_where_as_many_decode_everywhere(rows: int) -> None
     assert decision.replica == without(decision, "harm_ms") == "r0"
 
 
-def test_of_two_ways_to_the_same_first_token_harm_prefers_the_cheaper() -> None:
+def behind_a_long_one(**changes: object) -> RouteDecision:
+    """r0 holds most of a prompt, and computes another one that takes two seconds."""
+    world = World()
+    world.fleet.on_hello("r0", 1, hello(**changes))
+    world.fleet.link_state("r0", 1, True)
+    tell(world, "r0")
+    world.hold("r0", prompt((1, 62)))
+    world.decide(prompt((9, 125)))
+    world.join("r1")
+    tell(world, "r1")
+    return world.decide(P)
+
+
+def test_a_short_prefill_does_not_wait_for_a_long_one() -> None:
+    decision = behind_a_long_one()
+    assert decision.replica == "r0"
+    assert by_replica(decision)["r0"].queue_ms == 0
+
+
+def test_but_it_makes_the_long_one_wait() -> None:
+    terms = by_replica(behind_a_long_one())["r0"]
+    assert terms.harm_ms == pytest.approx(terms.prefill_ms * 2_006 / 2_048)
+
+
+def test_another_engine_serves_in_the_order_of_arrival() -> None:
+    decision = behind_a_long_one(engine="vllm")
+    assert decision.replica == "r1"
+    assert by_replica(decision)["r0"].queue_ms == pytest.approx(2_006)
+
+
+def test_who_waits_for_blocks_waits_for_those_who_bring_them() -> None:
     world = World(2)
+    world.keep_busy("r0", "r1")
+    first = world.decide(prompt((1, 128)))
+    sibling = world.decide(prompt((1, 128), (2, 1)))
+    assert sibling.replica == first.replica
+    assert by_replica(sibling)[first.replica].queue_ms == pytest.approx(2_054, rel=0.01)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_of_two_ways_to_the_same_first_token_a_busy_fleet_takes_the_cheaper(busy: bool) -> None:
+    world = World(2)
+    if busy:
+        world.keep_busy("r0", "r1")
     world.hold("r0", HALF)
     tell(world, "r0", waiting=1, queued_prefill_tokens=530)
     tell(world, "r1")
     decision = world.decide(P)
-    assert (decision.replica, without(decision, "harm_ms")) == ("r0", "r1")
+    assert (decision.replica, without(decision, "harm_ms")) == ("r0" if busy else "r1", "r1")
 
 
 def test_eviction_damage_turns_a_choice_where_reused_blocks_must_go() -> None:

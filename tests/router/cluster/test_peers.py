@@ -86,7 +86,8 @@ class Router:
     def booked(self, replica: str) -> tuple[float, ...]:
         member = self.world.fleet.member(replica)
         self.world.brain.peers.note_seen(replica, member.load.seen)
-        return astuple(self.world.brain.peers.booked(replica))
+        *sums, sizes = astuple(self.world.brain.peers.booked(replica))
+        return (*sums, *sizes)
 
 
 class ManyRouters(RuleBasedStateMachine):

@@ -13,11 +13,11 @@ from router.fleet.member import Member, ReplicaState
 OWN_DECODE_WEIGHT = 0.1
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
 HARM_WEIGHT = 0.05
-OCCUPANCY_WEIGHT = 0.25
+BUSY_WEIGHT = 1
 CROWD_WEIGHT = 1
+MIN_IDLE = 0.05
 MAX_OCCUPANCY_WEIGHT = 4.0
-"""Who comes next waits for this prefill too: of two ways to the same TTFT the cheaper one wins, so
-siblings of a cold prefix wait for it rather than compute it everywhere."""
+"""Who comes next waits for this prefill too, the more of them the busier the fleet is."""
 
 REUSE_GUESS = 0.5
 REUSE_GUESS_TOKENS = 10_000
@@ -53,15 +53,18 @@ class Standing:
     cached_blocks: int
     used_blocks: int
     total_blocks: int
+    prefills_ms: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What is equal for all candidates of one choice. `idle_ms`: the request's cost on the fastest
-    replica, were it idle and empty. `crowd_ms`: the shortest queue."""
+    replica, were it idle and empty. `crowd_ms`: the shortest queue. `busy`: the mean share of the
+    time that prefills take."""
 
     idle_ms: float
     crowd_ms: float
+    busy: float
     now_s: float
 
 
@@ -88,10 +91,13 @@ def standing(member: Member, booked: Booked, now_s: float) -> Standing:
             cached_blocks=0,
             used_blocks=booked.unseen_blocks,
             total_blocks=hello.total_blocks,
+            prefills_ms=booked.prefill_ms_of_size,
         )
+    requests = load.waiting + load.running + booked.unseen_requests
+    prefilling = max(load.waiting + booked.unseen_prefilling, booked.prefilling)
     return Standing(
-        requests=load.waiting + load.running + booked.unseen_requests,
-        rows=load.running + booked.unseen_requests - booked.unseen_prefilling,
+        requests=requests,
+        rows=max(0, requests - prefilling),
         context_tokens=load.running_context_tokens + booked.unseen_context_tokens,
         queue_ms=_backlog_ms(member, now_s) + booked.unseen_prefill_ms,
         queued_prefill_tokens=load.queued_prefill_tokens + booked.unseen_prefill_tokens,
@@ -102,6 +108,7 @@ def standing(member: Member, booked: Booked, now_s: float) -> Standing:
         - load.cached_blocks
         + booked.unseen_blocks,
         total_blocks=load.total_blocks,
+        prefills_ms=booked.prefill_ms_of_size,
     )
 
 
@@ -127,6 +134,7 @@ def price(
     demand: Demand,
     overlap_blocks: int,
     cached_tokens: int,
+    waits: bool,
     member: Member,
     at: Standing,
     around: Surroundings,
@@ -136,22 +144,25 @@ def price(
     cold_ms, warm_ms = _prefill_ms(demand.prompt_tokens, cached_tokens, member.prefill)
     saved_ms = credit(member, now_s) * (cold_ms - warm_ms)
     prefill_ms = cold_ms - saved_ms
-    mixing_ms = _mixing_ms(demand.prompt_tokens - cached_tokens, at, member)
-    ttft_ms = at.queue_ms + prefill_ms + mixing_ms
+    ahead, overtaken = (1.0, 0.0) if waits else _ahead(at.prefills_ms, prefill_ms)
+    queue_ms = at.queue_ms * ahead
+    before = at.queued_prefill_tokens * ahead
+    mixing_ms = _mixing_ms(before + demand.prompt_tokens - cached_tokens, at, member)
+    ttft_ms = queue_ms + prefill_ms + mixing_ms
     needed = _blocks(demand) - cached_tokens // demand.block_tokens
     decode_share_ms = mixing_ms + _own_decode_ms(demand, at, member.decode)
-    occupancy = _occupancy(around.crowd_ms, cold_ms)
-    harm_ms = prefill_ms * (occupancy + HARM_WEIGHT * max(0, at.rows))
+    occupancy = _occupancy(around, cold_ms)
+    harm_ms = prefill_ms * (occupancy + overtaken + HARM_WEIGHT * max(0, at.rows))
     eviction_ms = _eviction_ms(needed, demand.block_tokens, member, at)
     overload_ms = _overload_ms(demand, needed, member, at, now_s)
     lateness_ms = _lateness_ms(ttft_ms, demand.ttft_deadline_ms)
-    cost_ms = at.queue_ms + prefill_ms + decode_share_ms + harm_ms
+    cost_ms = queue_ms + prefill_ms + decode_share_ms + harm_ms
     cost_ms += eviction_ms + overload_ms + lateness_ms
     terms = CandidateTerms(
         replica=member.replica,
         score=around.idle_ms - cost_ms,
         saved_prefill_ms=saved_ms,
-        queue_ms=at.queue_ms,
+        queue_ms=queue_ms,
         prefill_ms=prefill_ms,
         transfer_ms=0.0,
         decode_share_ms=decode_share_ms,
@@ -168,11 +179,11 @@ def price(
     return Price(terms, ttft_ms, needed)
 
 
-def _occupancy(crowd_ms: float, cold_ms: float) -> float:
-    """What a ms of the engine is worth to those who come next: more, when even the shortest queue
-    is long."""
-    crowding = CROWD_WEIGHT * crowd_ms / cold_ms if cold_ms > 0 else 0.0
-    return min(MAX_OCCUPANCY_WEIGHT, OCCUPANCY_WEIGHT + crowding)
+def _occupancy(around: Surroundings, cold_ms: float) -> float:
+    """What a ms of the engine is worth to those who come next."""
+    crowding = CROWD_WEIGHT * around.crowd_ms / cold_ms if cold_ms > 0 else 0.0
+    steady = BUSY_WEIGHT * around.busy / max(MIN_IDLE, 1.0 - around.busy)
+    return min(MAX_OCCUPANCY_WEIGHT, steady + crowding)
 
 
 def _prefill_ms(prompt_tokens: int, cached_tokens: int, fit: PrefillFit) -> tuple[float, float]:
@@ -180,12 +191,23 @@ def _prefill_ms(prompt_tokens: int, cached_tokens: int, fit: PrefillFit) -> tupl
     return cold, min(cold, fit.predict_ms(cached_tokens, prompt_tokens - cached_tokens))
 
 
-def _mixing_ms(new_tokens: int, at: Standing, member: Member) -> float:
+def _ahead(prefills_ms: list[float], prefill_ms: float) -> tuple[float, float]:
+    """The share of the known prefills that are no longer than this one, and how many are. A class
+    of sizes is four times the one before; the first one is below 4 ms."""
+    if sum(prefills_ms) <= 1e-3:
+        return 1.0, 0.0
+    prefills_ms = [max(0.0, ms) for ms in prefills_ms]
+    size = min(6, max(0, math.floor(math.log(max(prefill_ms, 1e-9), 4))))
+    overtaken = sum(ms / (2 * 4**of) for of, ms in enumerate(prefills_ms) if of > size)
+    return sum(prefills_ms[: size + 1]) / sum(prefills_ms), overtaken
+
+
+def _mixing_ms(tokens: float, at: Standing, member: Member) -> float:
     """The running decodes share every step of the prefills ahead and of our own."""
     if at.rows <= 0:
         return 0.0
     fit = member.decode
-    steps = math.ceil((at.queued_prefill_tokens + new_tokens) / member.hello.max_step_tokens)
+    steps = math.ceil(tokens / member.hello.max_step_tokens)
     return steps * max(0.0, fit.per_row * at.rows + fit.per_context * at.context_tokens)
 
 

@@ -82,6 +82,7 @@ class Scorer:
         around = Surroundings(
             idle_ms=min((m.prefill.predict_ms(0, query.prompt_tokens) for m in fit), default=0.0),
             crowd_ms=min((at.queue_ms for at in standings), default=0.0),
+            busy=sum(member.usage.share for member in fit) / max(1, len(fit)),
             now_s=now_s,
         )
         scored = {
@@ -137,7 +138,7 @@ class Scorer:
         cached = _cached_tokens(query, blocks)
         if not cached:
             blocks = 0
-        priced = price(demand, blocks, cached, member, at, around)
+        priced = price(demand, blocks, cached, blocks > digest, member, at, around)
         candidate = _candidate(replica, blocks, at, priced.terms)
         return Scored(candidate, member, priced, cached, digest, replica in depths)
 

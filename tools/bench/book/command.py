@@ -126,7 +126,9 @@ def main(argv: Sequence[str]) -> int:
         _run(chosen, flags.policy, flags.data, flags.jobs)
     except TraceError as error:
         raise CommandError(f"{error} (--data names the folder of the traces)") from error
-    results = [(s, json.loads(_file(s).read_text())) for s in ALL if _file(s).exists()]
-    lacking = [scenario.title for scenario in ALL if not _file(scenario).exists()]
+    read = [(s, json.loads(_file(s).read_text())) for s in ALL if _file(s).exists()]
+    results = [(scenario, of) for scenario, of in read if OURS in of["policies"]]
+    simulated = [scenario for scenario, _ in results]
+    lacking = [scenario.title for scenario in ALL if scenario not in simulated]
     RESULTS.write_text(book(results, lacking, _versions()))
     return 0
