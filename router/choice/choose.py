@@ -6,6 +6,7 @@ itself. Every reservation is released exactly once: by its outcome, its expiry, 
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import OrderedDict
@@ -37,6 +38,7 @@ APPROXIMATE_TTL_S = 120.0
 """How long a sent prompt counts as held where no digest ever confirms it."""
 
 EXPIRY_GRACE_S = 30.0
+TEND_EVERY_S = 0.02
 FIRST_OUTPUT_GUESS_TOKENS = 128.0
 OUTPUT_LEARNING_RATE = 0.02
 RETRY_S = 2.0
@@ -89,6 +91,7 @@ class RouterBrain:
         self._scorer = Scorer(fleet, self.ledger, self.optimistic, self.router_boot, self.peers)
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._dispatch_seq = 0
+        self._tended_s = -math.inf
         self._output_tokens = FIRST_OUTPUT_GUESS_TOKENS
         self._on_decision = on_decision
         self._on_outcome = on_outcome
@@ -321,6 +324,10 @@ class RouterBrain:
             self.optimistic.forget_decision(entry.decision.decision_id)
 
     def _tend(self, now_s: float) -> None:
+        """What comes with time, at most every so often: it need not be exact."""
+        if now_s < self._tended_s + TEND_EVERY_S:
+            return
+        self._tended_s = now_s
         self.fleet.check()
         self.ledger.expire(now_s)
         self.optimistic.expire(now_s)

@@ -26,6 +26,8 @@ FIRST_COME = (0.0,) * SIZES
 
 NOWHERE = -1
 
+FEW_ROWS = 8
+"""Up to here NumPy takes longer than they do one by one."""
 MAX_SLOT_SETS = 1_024
 """Sets of slots whose rows are remembered: the same ones come again and again."""
 
@@ -46,7 +48,7 @@ class Board:
         self._seats: Seats | None = None
         self._slots: np.ndarray | None = None
         self._slots_version = 0
-        self._rows_of: dict[int, np.ndarray] = {}
+        self._rows_of: dict[int, np.ndarray | list[int]] = {}
 
     def write(self, member: Member, booked: Booked) -> None:
         """Bring the member's row up to date."""
@@ -88,15 +90,21 @@ class Board:
             rows_of = self._rows_of.get(slots)
             if rows_of is None:
                 rows_of = self._remember(slots, self._slots[_bits(slots)])
-            depths[rows_of] = np.maximum(depths[rows_of], depth)
+            if isinstance(rows_of, list):
+                for row in rows_of:
+                    if depths[row] < depth:
+                        depths[row] = depth
+            else:
+                depths[rows_of] = np.maximum(depths[rows_of], depth)
         return depths
 
-    def _remember(self, slots: int, rows_of: np.ndarray) -> np.ndarray:
-        """The rows that there are, to be found by these slots again."""
+    def _remember(self, slots: int, rows_of: np.ndarray) -> np.ndarray | list[int]:
+        """The rows that there are, to be found by these slots again; a list where they are few."""
         if len(self._rows_of) >= MAX_SLOT_SETS:
             self._rows_of.clear()
-        kept = self._rows_of[slots] = rows_of[rows_of != NOWHERE]
-        return kept
+        kept = rows_of[rows_of != NOWHERE]
+        self._rows_of[slots] = found = kept.tolist() if len(kept) <= FEW_ROWS else kept
+        return found
 
 
 def _store(member: Member, place: int) -> str:
