@@ -29,6 +29,7 @@ from replica.engine.seen import SeenDispatches
 from replica.sched.invariants import check_scheduler
 from replica.sched.ledger import Limits
 from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, Runner
+from replica.sched.policies import POLICIES
 from replica.sched.refusals import engine_failure, queue_full
 from replica.sched.scheduler import NEVER_S, Scheduler
 
@@ -72,8 +73,10 @@ class EngineThread:
             ),
             next_key=partial(block_key, cluster_key),
             after_commit=check_scheduler if check else None,
+            policy=POLICIES[config.order](),
             eviction=config.eviction,
             tiers=tiers,
+            shadow=POLICIES[config.shadow_order]() if config.shadow_order else None,
         )
         self._tiers = tiers
         self.broken_invariants = 0

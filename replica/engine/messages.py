@@ -19,7 +19,8 @@ from replica.sched.tiers import Tiers
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One child for the engine. `arrival_s` is monotonic; `deadline_s` too, where there is one.
+    """One child for the engine. `arrival_s` is monotonic, and so are `first_by_s`, when its first
+    token is due, and `deadline_s`, when it ends.
 
     `chain` holds the keys of the prompt's full blocks and the value that the next block chains to.
     `eos_ids` end the child unless `params.ignore_eos`. `output`: tokens that it has put out
@@ -37,6 +38,7 @@ class EngineRequest:
     tenant: str
     arrival_s: float
     priority: int = 0
+    first_by_s: float | None = None
     deadline_s: float | None = None
     skip_cache_read: bool = False
     router_boot: str = ""
@@ -76,6 +78,17 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowCounts:
+    """Of `started` requests, `differed` would have been behind another one, and behind `overtaken`
+    of those that waited, in all; `refused` would have been told that they come too late."""
+
+    started: int = 0
+    differed: int = 0
+    overtaken: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """A snapshot that the engine replaces after each step; readable from any thread."""
 
@@ -96,6 +109,7 @@ class EngineLoad:
     preemptions_total: int
     last_step_s: float
     alive: bool
+    shadow: ShadowCounts | None = None
 
 
 class StepSink(Protocol):

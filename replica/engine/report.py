@@ -31,4 +31,5 @@ def report(
         preemptions_total=scheduler.lifecycle.preemptions,
         last_step_s=last_step_s,
         alive=alive,
+        shadow=scheduler.service.shadow_counts(),
     )

@@ -219,6 +219,7 @@ class Intake:
         grammar: GrammarState | None,
     ) -> EngineRequest:
         received_s, budget_ms = child.attempt.received_s, request.e2e_deadline_ms
+        first_ms = request.ttft_deadline_ms
         return EngineRequest(
             child=child.id,
             prompt=ids.prompt,
@@ -229,6 +230,7 @@ class Intake:
             tenant=request.tenant,
             arrival_s=received_s,
             priority=request.priority,
+            first_by_s=None if first_ms is None else received_s + _bounded_s(first_ms),
             deadline_s=None if budget_ms is None else received_s + _bounded_s(budget_ms),
             router_boot=request.router_boot,
             dispatch_seq=request.dispatch_seq,

@@ -116,6 +116,12 @@ class _Snapshot(Collector):
             ("malformed_frames", counters.malformed_frames),
         ):
             yield CounterMetricFamily(PREFIX + name, f"{name} since start", total)
+        if load.shadow is not None:
+            for name in ("started", "differed", "overtaken", "refused"):
+                text = f"requests {name} by the order of service in the shadow"
+                yield CounterMetricFamily(
+                    f"{PREFIX}shadow_{name}", text, getattr(load.shadow, name)
+                )
 
 
 class Metrics:

@@ -52,6 +52,7 @@ class Planner:
         self.later: Counter[str] = Counter()
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self._started: list[Request] = []
         self._ledger = ledger
         self._limits = ledger.limits
         self._lifecycle = lifecycle
@@ -78,6 +79,11 @@ class Planner:
             request.in_flight += 1
         self._cache.pool.raise_fence(plan_id)
         return ExecutionPlan(plan_id=plan_id, rows=tuple(draft.rows))
+
+    def take_started(self) -> list[Request]:
+        """Who was admitted since the last call."""
+        started, self._started = self._started, []
+        return started
 
     def _serve_suspect(self, draft: Draft) -> None:
         """After a failed plan each of its rows runs alone once, to find the culprit."""
@@ -239,6 +245,7 @@ class Planner:
             request.scheduled_s = now_s
             self.prompt_tokens += request.prompt_tokens
         self.credit(request, hit_tokens)
+        self._started.append(request)
         if not self._loading.begin(request):
             self._table.move(request, State.RUNNING)
 

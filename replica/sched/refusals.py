@@ -37,6 +37,18 @@ def too_late() -> CoreError:
     )
 
 
+def comes_too_late(wait_ms: float) -> CoreError:
+    """Its first token would come after its deadline; `wait_ms` of prefill is before it."""
+    return CoreError(
+        status=429,
+        message="The first token can't come by the request's deadline: too much waits here.",
+        type="rate_limit_error",
+        code="deadline",
+        retry_after_s=min(max(wait_ms / 1000.0, 1.0), 60.0),
+        reroute=True,
+    )
+
+
 def engine_failure() -> CoreError:
     """The row that made a step fail; the cause is in the log."""
     return CoreError(

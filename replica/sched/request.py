@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from replica.cache.node import Node
 from replica.engine.messages import EngineRequest
-from replica.sched.order import Rank
+from replica.sched.order import UNRANKED, Rank
 from replica.sched.plan import PENDING, ChildId, SampleSpec
 
 _NO_IDS: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class Request:
         "transfers",
     )
 
-    def __init__(self, spec: EngineRequest, rank: Rank) -> None:
+    def __init__(self, spec: EngineRequest, rank: Rank = UNRANKED) -> None:
         self.spec = spec
         self.rank = rank
         self.state = State.QUEUED

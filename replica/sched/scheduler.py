@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from configs.schema import Eviction
-from events.errors import InvariantError
+from events.errors import CoreError, InvariantError
 from replica.cache.journal import Journal
 from replica.cache.pool import BlockPool
 from replica.cache.prefix import PrefixCache
@@ -20,11 +20,13 @@ from replica.sched.commit import Committer, NextKey
 from replica.sched.ledger import Ledger, Limits
 from replica.sched.lifecycle import Lifecycle
 from replica.sched.loading import Loading
-from replica.sched.order import Policy, first_come
+from replica.sched.order import Policy
 from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, PlanId
 from replica.sched.planner import Planner
+from replica.sched.policies.priority import Priority
 from replica.sched.refusals import queue_full, too_late
 from replica.sched.request import Request, State
+from replica.sched.service import Service
 from replica.sched.table import RequestTable
 from replica.sched.tiers import Tiers
 from replica.sched.timing import Timing
@@ -39,11 +41,13 @@ class Scheduler:
         self,
         limits: Limits,
         next_key: NextKey,
-        policy: Policy = first_come,
+        policy: Policy | None = None,
         after_commit: Callable[[Scheduler], None] | None = None,
         tiers: Tiers | None = None,
         eviction: Eviction = "segmented",
+        shadow: Policy | None = None,
     ) -> None:
+        """`policy`: Priority() unless given; `shadow` runs beside it."""
         self.limits = limits
         self.journal = Journal()
         pool = BlockPool(limits.total_blocks)
@@ -54,12 +58,14 @@ class Scheduler:
         self.ledger = Ledger(limits)
         self._loading = Loading(limits, self.lifecycle)
         self.planner = Planner(self.ledger, self.lifecycle, self._loading, self.timing)
+        self.service = Service(
+            Priority() if policy is None else policy, shadow, self.lifecycle, self.timing
+        )
         self.in_flight: deque[ExecutionPlan] = deque()
         self.last_plan = PlanId(0)
         self.next_deadline_s = NEVER_S
         self._committer = Committer(limits, self.lifecycle, next_key)
         self._spare_blocks = 0
-        self._policy = policy
         self._after_commit = after_commit
 
     @property
@@ -69,15 +75,19 @@ class Scheduler:
 
     def add(self, spec: EngineRequest) -> None:
         """Take a child in; what can never run, or finds the queue full, gets its error at once."""
-        request = Request(spec, self._policy(spec))
+        request = Request(spec)
+        error, hit_blocks = self._refusal(request), 0
+        if error is None:
+            hit_blocks = self._cached_blocks(request)
+            error = self.service.enter(request, hit_blocks * self.limits.block_tokens)
         self.table.add(request)
-        never = self.ledger.intake(spec)
-        if never is not None:
-            self.lifecycle.refuse(request, never.error)
-        elif self._overfull(request):
-            self.lifecycle.refuse(request, queue_full(self.drain_ms()))
-        else:
-            self._expect(request)
+        if error is not None:
+            self.lifecycle.refuse(request, error)
+            return
+        self.table.expect_hit(request, hit_blocks * self.limits.block_tokens)
+        self._loading.look_ahead(request, hit_blocks)
+        if spec.deadline_s is not None:
+            self.next_deadline_s = min(self.next_deadline_s, spec.deadline_s)
 
     def expire(self, now_s: float) -> None:
         """End every child whose deadline has passed."""
@@ -97,7 +107,7 @@ class Scheduler:
         """The next step, or None when nothing can run. Raises InvariantError while one is open."""
         if self.in_flight:
             raise InvariantError(f"plan {self.in_flight[0].plan_id} is still in flight")
-        return self._take_off(self.planner.plan(PlanId(self.last_plan + 1), now_s))
+        return self._plan(now_s)
 
     def plan_ahead(self, now_s: float) -> ExecutionPlan | None:
         """The step behind the one in flight, to be executed only if that one doesn't fail.
@@ -107,7 +117,7 @@ class Scheduler:
         """
         if len(self.in_flight) != 1:
             raise InvariantError(f"{len(self.in_flight)} plans are in flight, not one")
-        return self._take_off(self.planner.plan(PlanId(self.last_plan + 1), now_s, ahead=True))
+        return self._plan(now_s, ahead=True)
 
     def commit(self, result: ExecutionResult) -> None:
         """Take in the result of the oldest plan in flight. Raises InvariantError for any other."""
@@ -179,7 +189,10 @@ class Scheduler:
             raise InvariantError("no plan is in flight")
         return self.in_flight[0]
 
-    def _take_off(self, plan: ExecutionPlan | None) -> ExecutionPlan | None:
+    def _plan(self, now_s: float, ahead: bool = False) -> ExecutionPlan | None:
+        self.service.advance(now_s)
+        plan = self.planner.plan(PlanId(self.last_plan + 1), now_s, ahead)
+        self.service.started(self.planner.take_started())
         if plan is not None:
             self.last_plan = plan.plan_id
             self.in_flight.append(plan)
@@ -195,16 +208,17 @@ class Scheduler:
         parked = self.cache.park(self._spare_blocks)
         self.ledger.usable_blocks = self.limits.total_blocks - parked
 
-    def _expect(self, request: Request) -> None:
-        block_tokens = self.limits.block_tokens
-        limit = request.cache_limit // block_tokens
-        hit = self.cache.match(request.keys, request.tokens.tobytes(), limit)
-        self.table.expect_hit(request, hit * block_tokens)
-        self._loading.look_ahead(request, hit)
-        if request.spec.deadline_s is not None:
-            self.next_deadline_s = min(self.next_deadline_s, request.spec.deadline_s)
+    def _cached_blocks(self, request: Request) -> int:
+        """How much of it the cache holds now."""
+        limit = request.cache_limit // self.limits.block_tokens
+        return self.cache.match(request.keys, request.tokens.tobytes(), limit)
 
-    def _overfull(self, request: Request) -> bool:
-        """A queue that is empty but for this request takes it, however long it is."""
-        alone = len(self.table.waiting) == 1
-        return not alone and self.table.waiting_tokens > self.limits.max_waiting_tokens
+    def _refusal(self, request: Request) -> CoreError | None:
+        """Why it is not taken in. An empty queue takes it, however long it is."""
+        never = self.ledger.intake(request.spec)
+        if never is not None:
+            return never.error
+        table, most = self.table, self.limits.max_waiting_tokens
+        if table.waiting and table.waiting_tokens + len(request.tokens) > most:
+            return queue_full(self.drain_ms())
+        return None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from events.errors import InvariantError
+from replica.sched.order import Rank
 from replica.sched.plan import ChildId
 from replica.sched.request import Request, State
 
@@ -50,6 +51,9 @@ class RequestTable:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
 
+    def __contains__(self, child: ChildId) -> bool:
+        return child in self._requests
+
     def get(self, child: ChildId) -> Request | None:
         """The request, unless unknown or gone."""
         return self._requests.get(child)
@@ -68,6 +72,19 @@ class RequestTable:
         self._leave(request)
         request.state = target
         self._enter(request)
+
+    def rerank(self, request: Request, rank: Rank) -> None:
+        """Give it another place in the service order."""
+        listed = self._lists.get(request.state)
+        if listed is not None:
+            del listed[self._place(listed, request)]
+        request.rank = rank
+        if listed is not None:
+            insort(listed, request, key=_rank)
+
+    def share_before(self, rank: Rank) -> float:
+        """The share of the waiting requests that are served before `rank`."""
+        return bisect_left(self.waiting, rank, key=_rank) / max(1, len(self.waiting))
 
     def expect_hit(self, request: Request, tokens: int) -> None:
         """A waiting request is now expected to find `tokens` in the cache."""
@@ -88,10 +105,14 @@ class RequestTable:
     def _leave(self, request: Request) -> None:
         members = self._lists.get(request.state)
         if members is not None:
-            place = bisect_left(members, request.rank, key=_rank)
-            if place == len(members) or members[place] is not request:
-                raise InvariantError("a request is listed under its state")
-            del members[place]
+            del members[self._place(members, request)]
         if request.state is State.QUEUED:
             self.waiting_tokens -= request.queued_tokens
             self.waiting_hit_tokens -= request.expected_hit
+
+    @staticmethod
+    def _place(members: list[Request], request: Request) -> int:
+        place = bisect_left(members, request.rank, key=_rank)
+        if place == len(members) or members[place] is not request:
+            raise InvariantError("a request is listed under its state")
+        return place

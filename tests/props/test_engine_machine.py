@@ -22,6 +22,8 @@ from hypothesis.stateful import (
 
 from replica.sched.invariants import check_scheduler
 from replica.sched.plan import ChildId, ExecutionPlan
+from replica.sched.policies.deadline import Deadline
+from replica.sched.policies.priority import Priority
 from tests.replica.cache.test_journal import replay
 from tests.replica.sched.rig import Bench, real_key, sampling, short_key, tokens_of
 
@@ -216,6 +218,8 @@ def random_steps(seed: int, steps: int) -> None:
         next_key=rng.choice([real_key, short_key]),
         eos=5,
         tiered=rng.random() < 0.5,
+        policy=rng.choice([Priority, Deadline])(),
+        shadow=Deadline(),
     )
     driver = Driver(bench)
     children: list[ChildId] = []

@@ -13,6 +13,7 @@ from kvstore.identity import KeyChain, block_key
 from replica.engine.messages import ChildOutput, EngineRequest
 from replica.sched.invariants import check_scheduler
 from replica.sched.ledger import HORIZON_TOKENS, Limits
+from replica.sched.order import Policy
 from replica.sched.plan import ChildId, ExecutionPlan
 from replica.sched.scheduler import Scheduler
 from tests.fakes.runner import FakeRunner, next_token
@@ -72,6 +73,8 @@ class Bench:
         next_key: NextKey = real_key,
         horizon_tokens: int = HORIZON_TOKENS,
         tiered: bool = False,
+        policy: Policy | None = None,
+        shadow: Policy | None = None,
         **limits: float,
     ) -> None:
         self.limits = Limits(
@@ -88,7 +91,12 @@ class Bench:
         self.runner = FakeRunner(total_blocks, block_tokens, VOCAB, eos)
         self.tiers = FakeTiers(self.runner) if tiered else None
         self.scheduler = Scheduler(
-            self.limits, next_key, after_commit=check_scheduler, tiers=self.tiers
+            self.limits,
+            next_key,
+            policy,
+            after_commit=check_scheduler,
+            tiers=self.tiers,
+            shadow=shadow,
         )
         if self.tiers is not None:
             self.tiers.landed = self.scheduler.landed

@@ -6,7 +6,6 @@ import pytest
 
 from kvstore.identity import KeyChain
 from replica.engine.messages import EngineRequest
-from replica.sched.order import first_come
 from replica.sched.plan import ChildId
 from replica.sched.request import Request
 from tests.replica.sched.rig import Bench, sampling, tokens_of
@@ -23,7 +22,7 @@ def request_of(prompt: int) -> Request:
         tenant="t",
         arrival_s=0.0,
     )
-    return Request(spec, first_come(spec))
+    return Request(spec, (spec.arrival_s, spec.child))
 
 
 @pytest.mark.parametrize(

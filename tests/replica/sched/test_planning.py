@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from events.errors import InvariantError
-from replica.engine.messages import EngineRequest
+from replica.sched.order import StaticPolicy, Task
 from replica.sched.plan import ExecutionPlan, PlanId
 from tests.replica.sched.rig import Bench, chain_of, sampling, tokens_of
 
@@ -248,11 +248,11 @@ def test_load_counts_queued_tokens_after_what_the_cache_holds() -> None:
 
 
 def test_a_policy_orders_and_its_order_is_kept_by_ranks() -> None:
-    def shortest_first(spec: EngineRequest) -> tuple[float, ...]:
-        return (len(spec.prompt), spec.child)
+    class ShortestFirst(StaticPolicy):
+        def enter(self, task: Task) -> tuple[float, ...]:
+            return (task.hit_tokens + task.uncached_tokens, task.child)
 
-    bench = Bench(max_running=1, max_step_tokens=50)
-    bench.scheduler._policy = shortest_first
+    bench = Bench(max_running=1, max_step_tokens=50, policy=ShortestFirst())
     long, short = bench.add(tokens_of(1, 9), sampling(1)), bench.add(tokens_of(2, 3), sampling(1))
     assert list(shape(bench.step())) == [short]
     assert list(shape(bench.step())) == [long]
