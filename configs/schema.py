@@ -58,8 +58,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     dtype: "auto" is bfloat16 where the CPU has AMX or AVX512-BF16 (or on CUDA), else float32.
     kernel: "auto" takes the native CPU kernel where a compiler is found, "torch" never does.
-    order: who is served first: "priority" (then arrival), "deadline" (slack, then the tenants'
-    shares; refuses early what can't be in time) or "fcfs". shadow_order: only counted beside it.
+    order: who is served first: "deadline" (priority, slack, then the tenants' shares; refuses early
+    what can't be in time), "priority" (then arrival) or "fcfs". shadow_order: only counted beside.
     eviction: "segmented" keeps cached blocks that were used again out of reach of those that were
     not; "lru" is there for comparison.
     kv_events, kv_events_replay: ZMQ addresses on this machine (tcp://127.0.0.1:5557, ipc://...) at
@@ -84,7 +84,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     itl_target_ms: _Delay = 200.0
     overlap: bool = False
     max_waiting_tokens: _Some = 262_144
-    order: ServiceOrder = "priority"
+    order: ServiceOrder = "deadline"
     shadow_order: ServiceOrder | Literal[""] = ""
     eviction: Eviction = "segmented"
     revision: str = ""

@@ -23,7 +23,7 @@ from replica.sched.loading import Loading
 from replica.sched.order import Policy
 from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, PlanId
 from replica.sched.planner import Planner
-from replica.sched.policies.priority import Priority
+from replica.sched.policies.deadline import Deadline
 from replica.sched.refusals import queue_full, too_late
 from replica.sched.request import Request, State
 from replica.sched.service import Service
@@ -47,7 +47,7 @@ class Scheduler:
         eviction: Eviction = "segmented",
         shadow: Policy | None = None,
     ) -> None:
-        """`policy`: Priority() unless given; `shadow` runs beside it."""
+        """`policy`: by deadline unless given; `shadow` runs beside it."""
         self.limits = limits
         self.journal = Journal()
         pool = BlockPool(limits.total_blocks)
@@ -59,7 +59,7 @@ class Scheduler:
         self._loading = Loading(limits, self.lifecycle)
         self.planner = Planner(self.ledger, self.lifecycle, self._loading, self.timing)
         self.service = Service(
-            Priority() if policy is None else policy, shadow, self.lifecycle, self.timing
+            Deadline() if policy is None else policy, shadow, self.lifecycle, self.timing
         )
         self.in_flight: deque[ExecutionPlan] = deque()
         self.last_plan = PlanId(0)

@@ -20,6 +20,7 @@ BENCHES = {
     "live": ("tools.bench.live.command", "live servers in turn: ours, peers, any OpenAI URL"),
     "sched": ("tools.bench.sched", "what plan and commit cost, and long prompts those who decode"),
     "router": ("tools.bench.router", "the router's choice: time, memory, errors"),
+    "sched": ("tools.bench.orders.command", "orders of service side by side on one replica"),
 }
 
 

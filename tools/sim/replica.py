@@ -9,16 +9,13 @@ steps, all alike, and chunks that aim at a target follow these.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from events.load import DigestShape, ReplicaLoad
-from kvstore.identity import block_key
 from replica.engine.messages import ChildOutput, EngineRequest
 from replica.engine.report import report
 from replica.engine.seen import SeenDispatches
 from replica.publish import load_report
 from replica.residency import Numbered, Residency
-from replica.sched.ledger import Limits
 from replica.sched.plan import ExecutionPlan, ExecutionResult, RowResult
 from replica.sched.scheduler import Scheduler
 from tools.sim.clock import Agenda
@@ -38,9 +35,8 @@ class SimReplica:
         name: str,
         boot: int,
         device: Device,
-        limits: Limits,
+        scheduler: Scheduler,
         shape: DigestShape,
-        cluster_key: bytes,
         agenda: Agenda,
         speed: float = 1.0,
         fast_forward: bool = True,
@@ -54,7 +50,7 @@ class SimReplica:
         self.busy_s = 0.0
         self.gaps = Gaps()
         self.residency = Residency(shape)
-        self.scheduler = Scheduler(limits, next_key=partial(block_key, cluster_key))
+        self.scheduler = scheduler
         self.on_output: Callable[[SimReplica, ChildOutput], None] = lambda *_: None
         self.on_change: Callable[[SimReplica], None] = lambda _: None
         self._agenda = agenda

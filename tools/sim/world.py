@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -15,10 +16,11 @@ from configs.schema import RouterConfig
 from events.decision import RouteDecision
 from events.load import DigestShape, KVLayout, ReplicaHello
 from events.request import SamplingParams
-from kvstore.identity import HASH_VERSION, Namespace, chain
+from kvstore.identity import HASH_VERSION, Namespace, block_key, chain
 from replica.engine.messages import ChildOutput, EngineRequest
 from replica.sched.ledger import Limits
 from replica.sched.plan import ChildId
+from replica.sched.scheduler import Scheduler
 from router.choice.choose import RouterBrain
 from router.choice.route import NoReplica, Outcome, RouteQuery
 from router.fleet.expected import Expected, pool_name
@@ -128,7 +130,7 @@ class World:
         record = Record(call.tenant, self._agenda.now_s, call.prompt_tokens, call.output_tokens)
         self._records.append(record)
         self._children += 1
-        prompt = _tokens(call, self._trace.block_tokens)
+        prompt = prompt_ids(call, self._trace.block_tokens)
         request = EngineRequest(
             child=ChildId(self._children),
             prompt=tuple(prompt.tolist()),
@@ -204,9 +206,8 @@ class World:
             name,
             self._boot,
             settings.device,
-            _limits(self._hello, settings),
+            Scheduler(_limits(self._hello, settings), partial(block_key, CLUSTER_KEY)),
             self._hello.digest,
-            CLUSTER_KEY,
             self._agenda,
             dict(settings.speeds).get(name, 1.0),
             settings.fast_forward,
@@ -286,7 +287,7 @@ class World:
         )
 
 
-def _tokens(call: Call, block_tokens: int) -> np.ndarray:
+def prompt_ids(call: Call, block_tokens: int) -> np.ndarray:
     """uint32 (prompt_tokens,): every token of a block is the block's id, so that equal ids are
     equal tokens; what has no id is nobody else's."""
     tokens = np.repeat(call.blocks.astype(np.uint32), block_tokens)[: call.prompt_tokens]

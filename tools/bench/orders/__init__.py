@@ -1,0 +1,1 @@
+"""Orders of service side by side: a trace through the real scheduler over a simulated device."""
