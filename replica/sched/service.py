@@ -83,7 +83,8 @@ class Service:
         return self._timing.prefill.b * (table.waiting_tokens - table.waiting_hit_tokens)
 
     def _task(self, request: Request, hit_tokens: int) -> Task:
-        spec, prefill, decode = request.spec, self._timing.prefill, self._timing.decode
+        spec, model = request.spec, self._timing.model()
+        prefill = model.prefill
         uncached = len(request.tokens) - hit_tokens
         sure = prefill.confidence >= SURE_CONFIDENCE
         return Task(
@@ -96,6 +97,6 @@ class Service:
             hit_tokens=hit_tokens,
             uncached_tokens=uncached,
             prefill_ms=prefill.predict_ms(hit_tokens, uncached),
-            decode_ms=decode.per_row * min(request.remaining, DECODE_TOKENS),
-            error=1.0 / prefill.confidence - 1.0 if sure else None,
+            decode_ms=model.decode.per_row * min(request.remaining, DECODE_TOKENS),
+            error=model.error if sure else None,
         )

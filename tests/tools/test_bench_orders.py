@@ -1,4 +1,4 @@
-"""`warmroute bench sched`: every order serves everybody, and repeats to the figure."""
+"""`warmroute bench orders`: every order serves everybody, and repeats to the figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRACE = "agents:kinds=2,system=600,turns=3,step=200,output=20,rates=2,stage_s=10
 def run(tmp_path: Path, *flags: str) -> dict[str, Any]:
     out = tmp_path / "orders.json"
     common = ["--device", "a10g-7b", "--kv-tokens", "40000", "--waiting", "50", "--json", str(out)]
-    assert cli.main(["sched", TRACE, *common, *flags]) == 0
+    assert cli.main(["orders", TRACE, *common, *flags]) == 0
     return json.loads(out.read_text())
 
 

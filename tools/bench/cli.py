@@ -19,8 +19,8 @@ BENCHES = {
     "kv": ("tools.bench.kv.command", "tiers of the KV store beside plain copies of the bytes"),
     "live": ("tools.bench.live.command", "live servers in turn: ours, peers, any OpenAI URL"),
     "sched": ("tools.bench.sched", "what plan and commit cost, and long prompts those who decode"),
+    "orders": ("tools.bench.orders.command", "orders of service side by side on one replica"),
     "router": ("tools.bench.router", "the router's choice: time, memory, errors"),
-    "sched": ("tools.bench.orders.command", "orders of service side by side on one replica"),
 }
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from events.load import DecodeFit, PrefillFit
 from replica.sched.chunks import MIN_CHUNK_TOKENS, ChunkBudget, StepModel, shortest_first
-from replica.sched.order import first_come
 from replica.sched.plan import ExecutionPlan
 from replica.sched.request import Request
 from tests.replica.sched.rig import Bench, sampling, tokens_of
@@ -22,7 +21,7 @@ def requests(*lengths: int, **fields: object) -> list[Request]:
     bench = Bench(total_blocks=4_000)
     for seed, length in enumerate(lengths):
         bench.add(tokens_of(seed, length), **fields)
-    return [Request(spec, first_come(spec)) for spec in bench.specs.values()]
+    return [Request(spec, (spec.arrival_s, spec.child)) for spec in bench.specs.values()]
 
 
 def device_ms(plan: ExecutionPlan) -> float:

@@ -37,7 +37,7 @@ COLUMNS = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="warmroute bench sched", description=__doc__)
+    parser = argparse.ArgumentParser(prog="warmroute bench orders", description=__doc__)
     add = parser.add_argument
     add("trace", nargs="?", default=DEFAULT_TRACE, help="as of `warmroute sim` (%(default)s)")
     add("--order", choices=[*POLICIES, "all"], default="all")
