@@ -36,6 +36,10 @@ class AdminClient:
         """What the router knows of each replica."""
         return (await self._call("GET", "/router/replicas"))["replicas"]
 
+    async def alarms(self) -> list[dict[str, Any]]:
+        """What the router noticed and is still so."""
+        return (await self._call("GET", "/router/alarms"))["alarms"]
+
     async def policy(self) -> str:
         """The policy in force."""
         return (await self._call("GET", "/router/policy"))["policy"]

@@ -18,6 +18,7 @@ COMMANDS = {
     "up": ("tools.up", "start nats-server, replicas and the gateway on this machine"),
     "warm": ("tools.warm", "make prompts warm on k replicas, and prove it"),
     "explain": ("tools.explain", "say where a prompt would go and why; nothing is sent"),
+    "doctor": ("tools.doctor.command", "say what this set-up lacks, or what a replica can hold"),
     "bridge": ("tools.bridge.command", "tell the routers what a vLLM or SGLang server has cached"),
     "sim": ("tools.sim.command", "replay a trace over simulated replicas, policy by policy"),
     "bench": ("tools.bench.cli", "measure what routing gains here, and the engine alone"),

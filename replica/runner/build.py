@@ -41,7 +41,7 @@ def _device(config: ReplicaConfig) -> torch.device:
     return device
 
 
-def _dtype_name(config: ReplicaConfig) -> str:
+def dtype_name(config: ReplicaConfig) -> str:
     """The name of the dtype of weights and KV. Raises ConfigError."""
     if config.dtype != "auto":
         if config.dtype not in _DTYPES:
@@ -56,7 +56,7 @@ def kv_layout(card: ModelCard, config: ReplicaConfig) -> KVLayout:
     """What KV blocks of this replica look like. Raises ConfigError."""
     shape = card.shape
     return KVLayout(
-        dtype=_dtype_name(config),
+        dtype=dtype_name(config),
         layers=shape.layers,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
@@ -93,7 +93,7 @@ def build_runner(card: ModelCard, config: ReplicaConfig) -> ModelRunner:
 
     Raises ConfigError for settings that can't be used, ModelError for a file that can't be read.
     """
-    shape, device, name = card.shape, _device(config), _dtype_name(config)
+    shape, device, name = card.shape, _device(config), dtype_name(config)
     dtype = _DTYPES[name]
     torch.set_num_threads(config.threads)
     context_tokens = min(config.context_tokens, shape.context_tokens)

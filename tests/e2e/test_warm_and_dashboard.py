@@ -106,3 +106,17 @@ def test_the_dashboard_shows_replicas_and_decisions(up: Up, client: OpenAI, tmp_
         assert page.inner_text("#state") == "live"
         assert errors == []
         browser.close()
+
+
+def test_doctor_finds_a_warm_prompt_and_no_worry(up: Up, tmp_path: Path) -> None:
+    report = tmp_path / "found.json"
+    run = command(up, "doctor", "--json", str(report))
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = {of["about"]: of for of in json.loads(report.read_text())["findings"]}
+    assert found["replicas"]["text"] == "2 of 2 take requests"
+    assert found["locality"]["verdict"] == "ok"
+    planned = command(up, "doctor", "--capacity", "--json", str(report))
+    assert planned.returncode == 0, planned.stderr
+    figures = json.loads(report.read_text())
+    (view,) = [of for of in up.get_json("/router/replicas")["replicas"] if of["replica"] == "r0"]
+    assert figures["blocks"] == view["hello"]["total_blocks"]

@@ -1,0 +1,184 @@
+"""The planner's sums: published sizes of known models, and what the engine really allocates."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from configs.model.card import load_card
+from configs.model.weights import open_weights
+from configs.schema import ReplicaConfig
+from replica.runner.build import build_runner
+from tests.replica.sched.rig import Bench, sampling, tokens_of
+from tools import cli
+from tools.doctor.capacity import MIB, Setup, capacity
+from tools.doctor.sizes import ModelSize, size_of_config, size_of_shape
+
+GIB = 1 << 30
+LLAMA2_7B = {
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_size": 4_096,
+    "intermediate_size": 11_008,
+    "vocab_size": 32_000,
+}
+LLAMA3_8B = LLAMA2_7B | {
+    "num_key_value_heads": 8,
+    "intermediate_size": 14_336,
+    "vocab_size": 128_256,
+}
+FALCON_7B = LLAMA2_7B | {
+    "num_attention_heads": 71,
+    "num_key_value_heads": 1,
+    "hidden_size": 4_544,
+    "head_dim": 64,
+}
+DEEPSEEK_V3 = LLAMA2_7B | {
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "hidden_size": 7_168,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "n_routed_experts": 256,
+}
+SETUP = Setup(
+    dtype="bfloat16",
+    kv_dtype="bfloat16",
+    block_tokens=16,
+    kv_blocks=0,
+    max_running=256,
+    max_step_tokens=2_048,
+    horizon_tokens=64,
+    memory_bytes=80 * GIB,
+)
+
+
+def model(tmp_path: Path, config: dict[str, int]) -> ModelSize:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    return size_of_config(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "alone", "over_four"),
+    [
+        (LLAMA2_7B, "MHA", 524_288, 131_072),
+        (LLAMA3_8B, "GQA", 131_072, 32_768),
+        (FALCON_7B, "MQA", 8_192, 8_192),
+        (DEEPSEEK_V3, "MLA", 70_272, 70_272),
+    ],
+)
+def test_kv_bytes_of_a_token(
+    tmp_path: Path, config: dict[str, int], kind: str, alone: int, over_four: int
+) -> None:
+    size = model(tmp_path, config)
+    assert size.attention == kind
+    setup = replace(SETUP, weights_bytes=10 * GIB)
+    assert capacity(size, setup).kv_bytes_per_token == alone
+    setup = replace(setup, tensor_parallel=4, kv_dtype="float8")
+    assert capacity(size, setup).kv_bytes_per_token == over_four // 2
+
+
+def test_parameters_of_dense_models_and_of_no_others(tmp_path: Path) -> None:
+    assert model(tmp_path, LLAMA2_7B).parameters == pytest.approx(6.74e9, rel=0.01)
+    assert model(tmp_path, LLAMA3_8B).parameters == pytest.approx(8.03e9, rel=0.01)
+    assert model(tmp_path, DEEPSEEK_V3).parameters == 0
+
+
+def test_the_kv_takes_what_the_rest_leaves_to_the_block(tmp_path: Path) -> None:
+    size = model(tmp_path, LLAMA3_8B)
+    setup = replace(SETUP, reserve_bytes=512 * MIB, tensor_parallel=2)
+    found = capacity(size, setup)
+    block_bytes = found.kv_bytes_per_token * setup.block_tokens
+    assert found.bytes <= setup.memory_bytes < found.bytes + block_bytes
+    names = [share.name for share in found.shares]
+    assert names == ["KV", "weights", "activations", "communication", "graphs and workspaces"]
+    fixed = capacity(size, replace(setup, kv_blocks=found.blocks))
+    assert fixed.bytes == found.bytes
+    with_draft = capacity(size, setup, model(tmp_path, FALCON_7B))
+    assert with_draft.kv_bytes_per_token == found.kv_bytes_per_token + 8_192
+    assert with_draft.blocks < found.blocks
+
+
+def test_a_device_that_is_too_small_holds_nothing(tmp_path: Path) -> None:
+    found = capacity(model(tmp_path, LLAMA3_8B), replace(SETUP, memory_bytes=8 * GIB))
+    assert found.blocks == found.concurrency(100, 10) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_agrees_with_what_the_engine_allocates(tiny_model: Path, dtype: str) -> None:
+    config = ReplicaConfig(id="r", dtype=dtype, kernel="torch", kv_blocks=37, block_tokens=8)
+    runner = build_runner(load_card(tiny_model), config)
+    size = size_of_shape(open_weights(tiny_model).shape)
+    setup = replace(SETUP, dtype=dtype, kv_dtype=dtype, block_tokens=8, kv_blocks=37)
+    found = capacity(size, setup)
+    shares = {share.name: share.bytes for share in found.shares}
+    pool = runner._pool
+    assert pool is not None
+    assert found.blocks == runner.total_blocks
+    assert shares["KV"] == sum(
+        tensor.nbytes for layer in pool.layers for tensor in (layer.keys, layer.values)
+    )
+    weights = runner._model._weights
+    assert shares["weights"] >= weights.embedding.nbytes
+    runner.close()
+
+
+@pytest.mark.parametrize(("prompt", "output", "shared"), [(17, 16, 0), (40, 25, 0), (33, 32, 32)])
+def test_so_many_run_side_by_side_and_no_more(prompt: int, output: int, shared: int) -> None:
+    size = ModelSize(
+        layers=1,
+        hidden=8,
+        intermediate=8,
+        heads=1,
+        kv_heads=1,
+        head_dim=8,
+        vocab=500,
+        parameters=1,
+        tied_head=True,
+    )
+    setup = replace(SETUP, block_tokens=4, kv_blocks=64, max_running=64)
+    many = capacity(size, setup).concurrency(prompt, output, shared)
+    assert _preemptions(many, prompt, output, shared) == 0
+    assert _preemptions(many + 1 + many // 4, prompt, output, shared) > 0
+
+
+def _preemptions(requests: int, prompt: int, output: int, shared: int) -> int:
+    """Of the real scheduler that looks no token ahead: it starts whoever finds a place."""
+    bench = Bench(64, 4, max_running=64, max_step_tokens=4_096, horizon_tokens=1)
+    for seed in range(requests):
+        head = tokens_of(999, shared)
+        bench.add((*head, *tokens_of(seed, prompt - shared)), sampling(output))
+    bench.run()
+    bench.assert_right()
+    return bench.scheduler.lifecycle.preemptions
+
+
+def test_the_command_prints_the_sum_and_says_whether_it_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "config.json", tmp_path / "found.json"
+    path.write_text(json.dumps(LLAMA3_8B))
+    flags = ["doctor", "--capacity", "--model", str(path), "--dtype", "bfloat16", "--kv-blocks"]
+    assert cli.main([*flags, "0", "--memory-gib", "80", "--tp", "2", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["fits"]
+    assert found["kv_bytes_per_token"] == 65_536
+    assert sum(found["shares_bytes"].values()) == found["bytes"]
+    said = capsys.readouterr().out
+    assert "GQA, 2 x 32 layers x 4 KV heads x 128 x bfloat16 = 65,536 bytes" in said
+    assert cli.main([*flags, "100000", "--memory-gib", "20"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_bad_models_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    assert cli.main(["doctor", "--capacity", "--model", str(path)]) == 1
+    assert "not a decoder's config.json" in capsys.readouterr().err
+    path.write_text(json.dumps(DEEPSEEK_V3))
+    assert cli.main(["doctor", "--capacity", "--model", str(path)]) == 1
+    assert "add --weights-gib" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""What is missing is said in words that tell what to do; only what can't work is an error."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from tools.doctor.cluster import MEANINGS, alarm_finding, probe_finding
+from tools.doctor.finding import Verdict
+from tools.doctor.machine import machine_findings, port_finding
+
+ROUTER = Path(__file__).parents[3] / "router"
+
+
+def findings() -> dict[str, object]:
+    return {finding.about: finding for finding in machine_findings()}
+
+
+def test_this_machine_has_what_it_takes() -> None:
+    found = findings()
+    assert {"python", "compiler", "cpu", "bus", "model", "memory"} <= found.keys()
+    assert all(finding.verdict is not Verdict.BROKEN for finding in found.values())
+
+
+def test_without_compiler_and_model_it_only_gets_slower(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("WARMROUTE_CACHE", str(tmp_path))
+    found = findings()
+    assert found["compiler"].verdict is found["model"].verdict is Verdict.SLOW
+    assert "install g++" in found["compiler"].remedy
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        finding = port_finding("127.0.0.1", port)
+        assert finding.verdict is Verdict.BROKEN
+        assert str(port) in finding.text
+    assert port_finding("127.0.0.1", port).verdict is Verdict.GOOD
+
+
+def test_alarms_are_told_in_words() -> None:
+    alarm = {"name": "no_events", "replica": "r1", "age_s": 12.3, "count": 2, "detail": "..."}
+    finding = alarm_finding(alarm)
+    assert finding.text == "alarm no_events of r1 for 12 s: it is routed as if it held nothing"
+    unknown = alarm_finding(alarm | {"name": "brand_new", "detail": "its own words"})
+    assert unknown.text.endswith("its own words")
+
+
+def test_every_alarm_with_a_meaning_exists_in_the_router() -> None:
+    source = "".join(path.read_text() for path in ROUTER.rglob("*.py"))
+    known = set(re.findall(r'"([a-z_]+)"', source))
+    assert MEANINGS.keys() <= known
+
+
+def test_locality_is_proven_by_a_probe() -> None:
+    good = {"replicas": [{"replica": "r0", "cached_tokens": 96, "prompt_tokens": 120}]}
+    assert probe_finding(good).verdict is Verdict.GOOD
+    cold = {"replicas": [{"replica": "r0", "cached_tokens": 0, "prompt_tokens": 120}]}
+    assert probe_finding(cold).verdict is Verdict.BROKEN
+    assert probe_finding({"replicas": []}).verdict is Verdict.BROKEN

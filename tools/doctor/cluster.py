@@ -1,0 +1,74 @@
+"""What a running cluster worries about, and whether a prompt is found where it was warmed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tools.admin import AdminClient
+from tools.doctor.finding import Finding, Verdict
+
+MEANINGS = {
+    "no_events": ("it is routed as if it held nothing", "its log says why it publishes nothing"),
+    "stale_digest": ("its cache is trusted less and less", "is the bus reachable from it?"),
+    "false_hits": ("it holds less than its digest claims", "raise `digest_bits` of its replicas"),
+    "nothing_matches": ("router and replica name blocks differently", "one version on both sides"),
+    "salt_unknown": ("tenants' own blocks are never found", "the same tenants on both sides"),
+    "replica_stalled": ("it is stopped or overloaded", "its log, and the machine's load"),
+    "block_size_mismatch": ("refused: other block size", "the same `block_tokens` everywhere"),
+    "template_mismatch": ("refused: other chat template", "the same model files everywhere"),
+    "tokenizer_mismatch": ("refused: other tokenizer", "the same model files everywhere"),
+    "weights_mismatch": ("refused: other weights", "the same files, or a `[[revisions]]` section"),
+    "model_mismatch": ("refused: other model", "one cluster serves one model"),
+    "layout_mismatch": ("refused: other KV layout", "the same model files everywhere"),
+    "key_mismatch": ("refused: other cluster secret", "the same `secret` everywhere"),
+    "hash_version_mismatch": ("refused: other version", "one version of warmroute everywhere"),
+    "registry_offline": ("shared settings are not kept", "is JetStream on in the nats-server?"),
+    "fleet_full": ("more replicas than a router can hold", "a second cluster"),
+    "index_full": ("no memory for its digest", "a smaller `digest_bits`"),
+}
+"""Alarm: what it means for the cluster, what to look at first."""
+
+PROBE_WORDS = 120
+
+
+async def cluster_findings(admin: AdminClient) -> AsyncIterator[Finding]:
+    """Of the gateway that runs. Raises CommandError when it doesn't answer."""
+    replicas = await admin.replicas()
+    serving = [of for of in replicas if of["linked"] and not of["misfits"]]
+    if not serving:
+        text = f"{len(replicas)} replicas known, none takes requests"
+        yield Finding(Verdict.BROKEN, "replicas", text, "their logs in the state folder")
+        return
+    verdict = Verdict.GOOD if len(serving) == len(replicas) else Verdict.SLOW
+    yield Finding(verdict, "replicas", f"{len(serving)} of {len(replicas)} take requests")
+    for alarm in await admin.alarms():
+        yield alarm_finding(alarm)
+    yield probe_finding(await admin.warm(_probe()))
+
+
+def alarm_finding(alarm: dict[str, Any]) -> Finding:
+    """One alarm in plain words."""
+    means, remedy = MEANINGS.get(alarm["name"], (alarm["detail"], ""))
+    whose = f" of {alarm['replica']}" if alarm["replica"] else ""
+    text = f"alarm {alarm['name']}{whose} for {alarm['age_s']:.0f} s: {means}"
+    return Finding(Verdict.BROKEN, "alarm", text, remedy)
+
+
+def probe_finding(warmed: dict[str, Any]) -> Finding:
+    """Whether the prompt that was just made warm is found again."""
+    found = [of["cached_tokens"] for of in warmed["replicas"]]
+    if found and min(found) > 0:
+        text = f"a prompt made warm a moment ago is found: {min(found)} tokens of it"
+        return Finding(Verdict.GOOD, "locality", text)
+    remedy = "the alarms above, and `warmroute explain --prompt TEXT`"
+    return Finding(
+        Verdict.BROKEN, "locality", "a prompt made warm a moment ago is not found again", remedy
+    )
+
+
+def _probe() -> dict[str, Any]:
+    """A prompt that nobody has asked before."""
+    words = " ".join(secrets.token_hex(2) for _ in range(PROBE_WORDS))
+    return {"prompt": words, "tenant": "default", "replicas": 1}

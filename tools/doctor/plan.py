@@ -1,0 +1,165 @@
+"""`warmroute doctor --capacity`: the flags, the settings that they change, the printed sum."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from configs.load import ConfigError, load_cluster, model_path
+from configs.model.weights import open_weights
+from configs.schema import ReplicaConfig
+from replica.runner.build import dtype_name
+from replica.sched.ledger import HORIZON_TOKENS
+from tools.doctor.capacity import ELEMENT_BYTES, MIB, Capacity, Setup, capacity
+from tools.doctor.machine import GIB, available_bytes
+from tools.doctor.sizes import ModelSize, size_of_config, size_of_shape
+from tools.errors import CommandError
+from tools.fetch import default_model
+from tools.flags import factor, natural, positive
+from tools.up.state import default_folder
+
+GPU_RESERVE_MIB = 512
+
+
+def add_flags(group: argparse._ArgumentGroup) -> None:
+    """What can be said about the replica; the rest is the cluster file's, or the defaults."""
+    add = group.add_argument
+    add("--replica", metavar="ID", help="whose settings (default: the cluster's first)")
+    add("--model", type=Path, help="a GGUF file, a folder, or any decoder's config.json")
+    add("--draft", type=Path, help="a draft model, as --model")
+    add("--dtype", choices=("auto", *ELEMENT_BYTES), help="of the weights")
+    add("--kv-dtype", choices=tuple(ELEMENT_BYTES), help="of the KV (default: as the weights)")
+    add("--tp", type=positive, default=1, metavar="N", help="devices in tensor parallelism")
+    add("--memory-gib", type=factor, metavar="G", help="of one device (default: what is free)")
+    add("--weights-gib", type=factor, metavar="G", help="of one device, where it isn't dense")
+    add("--reserve-mib", type=natural, metavar="M", help="graphs and workspaces (CPU: 0)")
+    add("--kv-blocks", type=natural, metavar="N", help="0: as many as fit")
+    add("--block-tokens", type=positive, metavar="N")
+    add("--max-running", type=positive, metavar="N")
+    add("--max-step-tokens", type=positive, metavar="N")
+    add("--prompt-tokens", type=positive, default=1_024, metavar="N", help="(%(default)s)")
+    add("--output-tokens", type=positive, default=256, metavar="N", help="(%(default)s)")
+    add("--shared-tokens", type=natural, default=0, metavar="N", help="heads that all share")
+
+
+def plan(flags: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Print the sum; the figures, as plain numbers. Raises CommandError and what files raise."""
+    if flags.shared_tokens > flags.prompt_tokens:
+        raise CommandError("--shared-tokens is more than --prompt-tokens")
+    replica, path = _settings(flags)
+    model, draft = _size(path), _size(flags.draft) if flags.draft else None
+    found = capacity(model, _setup(flags, replica, model), draft)
+    _print(console, model, found, flags)
+    return _figures(found, model, flags)
+
+
+def _settings(flags: argparse.Namespace) -> tuple[ReplicaConfig, Path]:
+    """The replica's settings with the flags' changes, and where its model is."""
+    replica, path = ReplicaConfig(id="replica"), None
+    try:
+        cluster = load_cluster((flags.state or default_folder("local")) / "cluster.toml")
+    except ConfigError:
+        if flags.state or flags.replica:
+            raise
+    else:
+        named = [of for of in cluster.replicas if flags.replica in (None, of.id)]
+        if flags.replica and not named:
+            raise CommandError(f"no replica '{flags.replica}' in the cluster file")
+        if named:
+            replica, path = named[0], model_path(cluster, named[0])
+    changes = {
+        name: getattr(flags, name)
+        for name in ("kv_blocks", "block_tokens", "max_running", "max_step_tokens")
+        if getattr(flags, name) is not None
+    }
+    return msgspec.structs.replace(replica, **changes), flags.model or path or default_model()
+
+
+def _size(path: Path) -> ModelSize:
+    if path.suffix == ".json":
+        return size_of_config(path)
+    return size_of_shape(open_weights(path).shape)
+
+
+def _setup(flags: argparse.Namespace, replica: ReplicaConfig, model: ModelSize) -> Setup:
+    given = flags.dtype if flags.dtype != "auto" else None
+    dtype = given or dtype_name(replica)
+    on_cpu = replica.device == "cpu" and flags.tp == 1
+    if not (model.parameters or flags.weights_gib):
+        raise CommandError("this model's weights can't be told from its sizes: add --weights-gib")
+    reserve_mib = flags.reserve_mib
+    if reserve_mib is None:
+        reserve_mib = 0 if on_cpu else GPU_RESERVE_MIB
+    memory = flags.memory_gib * GIB if flags.memory_gib else available_bytes()
+    return Setup(
+        dtype=dtype,
+        kv_dtype=flags.kv_dtype or dtype,
+        block_tokens=replica.block_tokens,
+        kv_blocks=replica.kv_blocks,
+        max_running=replica.max_running,
+        max_step_tokens=replica.max_step_tokens,
+        horizon_tokens=HORIZON_TOKENS,
+        memory_bytes=int(memory),
+        tensor_parallel=flags.tp,
+        weights_bytes=int((flags.weights_gib or 0) * GIB),
+        reserve_bytes=reserve_mib * MIB,
+        copies_head=on_cpu,
+    )
+
+
+def _print(console: Console, model: ModelSize, found: Capacity, flags: argparse.Namespace) -> None:
+    setup = found.setup
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("memory of one device", no_wrap=True)
+    table.add_column("MiB", justify="right", no_wrap=True)
+    table.add_column("how")
+    for share in found.shares:
+        table.add_row(share.name, f"{share.bytes / MIB:,.1f}", share.how)
+    table.add_row("all", f"{found.bytes / MIB:,.1f}", f"of {setup.memory_bytes / MIB:,.0f}")
+    console.print(table)
+    lengths = flags.prompt_tokens, flags.output_tokens, flags.shared_tokens
+    shared = f", {lengths[2]} of them shared" if lengths[2] else ""
+    lines = (
+        f"KV of a token: {model.attention}, {model.formula(setup.tensor_parallel)} x "
+        f"{setup.kv_dtype} = {found.kv_bytes_per_token:,} bytes",
+        f"pool: {found.blocks:,} blocks, {found.tokens:,} tokens; a sequence wastes "
+        f"{found.waste_bytes / 1024:,.1f} KiB of its last block in the mean",
+        f"watermark: a newcomer leaves up to {found.watermark_blocks} blocks for the next "
+        f"{setup.horizon_tokens} tokens of those that run",
+        f"{lengths[0]} prompt tokens{shared} and {lengths[1]} of output: "
+        f"{found.concurrency(*lengths)} requests side by side to their end, of "
+        f"{setup.max_running} seats",
+    )
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    if not _fits(found):
+        console.print("It does not fit: fewer blocks, or more memory.", style="red")
+
+
+def _fits(found: Capacity) -> bool:
+    return found.blocks > 0 and found.bytes <= found.setup.memory_bytes
+
+
+def _figures(found: Capacity, model: ModelSize, flags: argparse.Namespace) -> dict[str, Any]:
+    lengths = flags.prompt_tokens, flags.output_tokens, flags.shared_tokens
+    return {
+        "attention": model.attention,
+        "kv_bytes_per_token": found.kv_bytes_per_token,
+        "blocks": found.blocks,
+        "pool_tokens": found.tokens,
+        "shares_bytes": {share.name: share.bytes for share in found.shares},
+        "bytes": found.bytes,
+        "memory_bytes": found.setup.memory_bytes,
+        "fits": _fits(found),
+        "waste_bytes_per_sequence": found.waste_bytes,
+        "watermark_blocks": found.watermark_blocks,
+        "blocks_per_request": found.blocks_of(*lengths),
+        "concurrency": found.concurrency(*lengths),
+        "settings": msgspec.to_builtins(found.setup),
+    }
