@@ -13,6 +13,7 @@ from openai import OpenAI
 
 from tests.e2e.conftest import MODEL
 from tests.e2e.up import Up
+from tools import cli
 
 PROMPT = "You are the assistant of a library with very many books and very few readers. " * 8
 
@@ -115,8 +116,7 @@ def test_doctor_finds_a_warm_prompt_and_no_worry(up: Up, tmp_path: Path) -> None
     found = {of["about"]: of for of in json.loads(report.read_text())["findings"]}
     assert found["replicas"]["text"] == "2 of 2 take requests"
     assert found["locality"]["verdict"] == "ok"
-    planned = command(up, "doctor", "--capacity", "--json", str(report))
-    assert planned.returncode == 0, planned.stderr
+    assert cli.main(["doctor", "--capacity", "--state", str(up.state), "--json", str(report)]) == 0
     figures = json.loads(report.read_text())
     (view,) = [of for of in up.get_json("/router/replicas")["replicas"] if of["replica"] == "r0"]
     assert figures["blocks"] == view["hello"]["total_blocks"]

@@ -14,7 +14,6 @@ from rich.table import Table
 from configs.load import ConfigError, load_cluster, model_path
 from configs.model.weights import open_weights
 from configs.schema import ReplicaConfig
-from replica.runner.build import dtype_name
 from replica.sched.ledger import HORIZON_TOKENS
 from tools.doctor.capacity import ELEMENT_BYTES, MIB, Capacity, Setup, capacity
 from tools.doctor.machine import GIB, available_bytes
@@ -88,6 +87,8 @@ def _size(path: Path) -> ModelSize:
 
 
 def _setup(flags: argparse.Namespace, replica: ReplicaConfig, model: ModelSize) -> Setup:
+    from replica.runner.build import dtype_name  # torch takes seconds, and only this needs it
+
     given = flags.dtype if flags.dtype != "auto" else None
     dtype = given or dtype_name(replica)
     on_cpu = replica.device == "cpu" and flags.tp == 1
