@@ -34,7 +34,7 @@ PATIENCE = ((256, 1.0), (2_048, 3.0), (16_384, 10.0), (inf, 30.0))
 QUANTUM_MS = 20.0
 """Virtual times that are closer than this are equal, for the prefix to decide."""
 
-MAX_TURNS = 32
+MAX_TURNS = 16
 """How many requests change their class in one step; the others do so in the next ones."""
 
 MAX_TENANTS = 1_024
