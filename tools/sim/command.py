@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from typing import get_args
 
 from rich.console import Console
 from rich.progress import track
 
+from configs.schema import Eviction
 from tools.errors import CommandError
 from tools.flags import OWN_TIMES, factor, output_file, pace, picture_file, positive
 from tools.sim.call import TraceError
@@ -58,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
         default=ITL_TARGET_MS,
         help="longest step while others decode (%(default)g); 0 for none",
     )
+    parser.add_argument(
+        "--eviction", choices=get_args(Eviction), default="segmented", help="of cached blocks"
+    )
     parser.add_argument("--slo-ttft-s", type=factor, default=SLO_TTFT_S, metavar="S")
     parser.add_argument(
         "--capacity-slo-s",
@@ -97,6 +102,7 @@ def _settings(flags: argparse.Namespace) -> Settings:
             load=flags.load,
             device=DEVICES[flags.device],
             kv_tokens=flags.kv_tokens,
+            eviction=flags.eviction,
             itl_target_ms=flags.itl_target_ms,
             seed=flags.seed,
             bus=BusFaults(flags.lag_ms / 1e3, flags.jitter_ms / 1e3, flags.loss),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from configs.schema import ReplicaConfig
+from configs.schema import Eviction, ReplicaConfig
 from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES, Device
 from tools.sim.wire import RELIABLE, BusFaults
@@ -26,6 +26,7 @@ class Settings:
     device: Device = DEFAULT_DEVICE
     kv_tokens: int = 1_048_576
     itl_target_ms: float = ITL_TARGET_MS
+    eviction: Eviction = "segmented"
     seed: int = 1
     bus: BusFaults = RELIABLE
     speeds: tuple[tuple[str, float], ...] = ()

@@ -206,7 +206,11 @@ class World:
             name,
             self._boot,
             settings.device,
-            Scheduler(_limits(self._hello, settings), partial(block_key, CLUSTER_KEY)),
+            Scheduler(
+                _limits(self._hello, settings),
+                partial(block_key, CLUSTER_KEY),
+                eviction=settings.eviction,
+            ),
             self._hello.digest,
             self._agenda,
             dict(settings.speeds).get(name, 1.0),
