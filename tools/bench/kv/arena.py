@@ -57,11 +57,11 @@ class Blocks:
 
 
 @contextmanager
-def daemon() -> Iterator[Path]:
+def daemon(arena_bytes: int = ARENA_BYTES) -> Iterator[Path]:
     """A kvd of its own; the path of its socket."""
     with tempfile.TemporaryDirectory(prefix="wr-bench-") as folder:
         path = Path(folder) / "kvd.sock"
-        words = ("--socket", str(path), "--bytes", str(ARENA_BYTES), "--tenant-share", "1")
+        words = ("--socket", str(path), "--bytes", str(arena_bytes), "--tenant-share", "1")
         process = subprocess.Popen(
             [sys.executable, "-m", "kvstore.kvd", *words, "--die-with-parent"],
             stdout=subprocess.PIPE,

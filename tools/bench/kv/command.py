@@ -18,6 +18,7 @@ PARTS = {
     "arena": "tools.bench.kv.arena",
     "peer": "tools.bench.kv.peer",
     "valkey": "tools.bench.kv.valkey",
+    "restore": "tools.bench.kv.restore",
 }
 """Each has `measure() -> dict[str, float]`; what it calls over_X is NAME_over_X in the JSON, too."""
 
