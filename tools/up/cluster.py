@@ -20,6 +20,7 @@ from configs.schema import (
     BackendConfig,
     BusConfig,
     ClusterConfig,
+    KvConfig,
     ModelConfig,
     ReplicaConfig,
     RouterConfig,
@@ -59,6 +60,7 @@ class UpOptions:
     backend_model: str = ""
     bridge: bool = False
     policy: str = "warmroute"
+    kv: KvConfig = field(default_factory=KvConfig)
     replica_settings: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -130,6 +132,7 @@ def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> Clu
         secret=state.keys.secret,
         model=ModelConfig(path=str(options.model), name=options.model_name),
         bus=BusConfig(url=bus_url),
+        kv=options.kv,
         router=RouterConfig(
             host=options.host,
             port=options.port,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.model.weights import open_weights
-from configs.schema import ReplicaConfig
+from configs.schema import KvConfig, ReplicaConfig
 from events.subjects import check_id
 from router.backends.roster import base_url
 from router.policies import POLICIES
@@ -65,6 +65,26 @@ def _parser() -> argparse.ArgumentParser:
     add("--block-tokens", type=positive, default=16, help=f"tokens of one KV block {default}")
     add("--kv-blocks", type=positive, default=2048, help=f"KV blocks of each replica {default}")
     add("--threads", type=positive, default=1, help=f"CPU threads of each replica {default}")
+    kv = KvConfig()
+    add(
+        "--kv-host",
+        default=kv.host,
+        metavar="WHERE",
+        help="KV blocks that leave a device: auto, inproc, off, or a kvd's socket (default: auto)",
+    )
+    add(
+        "--kv-bytes",
+        type=positive,
+        default=kv.host_bytes,
+        help=f"how much of them is kept {default}",
+    )
+    add(
+        "--kv-remote",
+        default="",
+        metavar="URL",
+        help="a store for all hosts: valkey://, file:///, s3://; with a password in it better as "
+        "WARMROUTE_KV__REMOTE in the environment",
+    )
     add(
         "--backend",
         metavar="URL",
@@ -97,6 +117,8 @@ def options_of(argv: Sequence[str]) -> UpOptions:
             base_url(url)
         except ValueError as error:
             raise CommandError(f"--backend: {error}") from None
+    if flags.kv_host not in ("auto", "inproc", "off") and not flags.kv_host.startswith("/"):
+        raise CommandError("--kv-host takes auto, inproc, off, or the path of a kvd's socket")
     if flags.routers > ROUTERS_MAX:
         raise CommandError(f"--routers takes 1 to {ROUTERS_MAX}")
     try:
@@ -120,6 +142,7 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         backend_model=flags.backend_model,
         bridge=flags.bridge,
         policy=flags.policy,
+        kv=KvConfig(host=flags.kv_host, host_bytes=flags.kv_bytes, remote=flags.kv_remote),
         replica_settings={
             "device": flags.device,
             "dtype": flags.dtype,
