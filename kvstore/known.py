@@ -46,6 +46,15 @@ class Known:
                 del self._keys[key]
                 self._note(key, CacheOp.REMOVED)
 
+    def forget(self) -> list[bytes]:
+        """Nothing is known to be there; returns what was."""
+        with self._lock:
+            keys = list(self._keys)
+            self._keys.clear()
+            for key in keys:
+                self._note(key, CacheOp.REMOVED)
+            return keys
+
     def drain(self) -> list[CacheFact]:
         """The changes since the last call."""
         with self._lock:

@@ -25,6 +25,8 @@ MAX_QUARANTINED = 4_096
 DISTRUST_AFTER = 8
 """So many refused blocks within QUARANTINE_S, and the tier is left alone for as long."""
 
+DELETED_AT_ONCE = 1_024
+
 GRACE_S = 0.25
 """How much later than its deadline a batch may end before it is cancelled."""
 
@@ -202,6 +204,12 @@ class Level:
                 self.distrust()
         self.known.deny(key)
         self.tier.delete([key])
+
+    def clear(self) -> None:
+        """Delete every block that is known to be there."""
+        keys = self.known.forget()
+        for start in range(0, len(keys), DELETED_AT_ONCE):
+            self.tier.delete(keys[start : start + DELETED_AT_ONCE])
 
     def distrust(self) -> None:
         """Leave the whole tier alone for a while."""

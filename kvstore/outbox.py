@@ -55,6 +55,12 @@ class Outbox(Generic[T]):
         with self._changed:
             return self._changed.wait_for(lambda: not len(self), timeout_s)
 
+    def clear(self) -> None:
+        """Forget what waits."""
+        with self._changed:
+            self._items.clear()
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Forget what waits; idempotent."""
         with self._changed:

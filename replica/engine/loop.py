@@ -132,7 +132,7 @@ class EngineThread:
         """See Engine.resume."""
         self._post(partial(self.scheduler.lifecycle.resume, child))
 
-    def clear_cache(self, limit_blocks: int | None = None) -> int:
+    def clear_cache(self, limit_blocks: int | None = None, below: bool = True) -> int:
         """See Engine.clear_cache; 0 from a dead engine. Raises TimeoutError when it hangs."""
         cleared: Future[int] = Future()
 
@@ -142,7 +142,10 @@ class EngineThread:
         word = Word(clear, reply=cleared)
         if self._inbox.post(word) is Posted.SHUT:
             return 0
-        return cleared.result(CLEAR_TIMEOUT_S)
+        dropped = cleared.result(CLEAR_TIMEOUT_S)
+        if below and self._tiers is not None:
+            self._tiers.clear()
+        return dropped
 
     def drain_facts(self) -> list[CacheFact]:
         """See Engine.drain_facts."""

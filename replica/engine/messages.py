@@ -133,6 +133,9 @@ class EngineTiers(Tiers, Protocol):
     def start(self) -> None:
         """Start helper threads."""
 
+    def clear(self) -> None:
+        """Delete what the tiers are known to hold. May wait for them: not for the engine thread."""
+
     def close(self) -> None:
         """The device is not touched any more when this returns."""
 
@@ -156,10 +159,11 @@ class Engine(Protocol):
     def resume(self, child: ChildId) -> None:
         """Undo hold."""
 
-    def clear_cache(self, limit_blocks: int | None = None) -> int:
+    def clear_cache(self, limit_blocks: int | None = None, below: bool = True) -> int:
         """Drop every cached block that is not leased; returns how many. Blocks up to a step.
 
-        From then on at most `limit_blocks` blocks of the pool are used; None: the whole pool.
+        With `below`, what the tiers below are known to hold goes too. From then on at most
+        `limit_blocks` blocks of the pool are used; None: the whole pool.
         """
 
     def drain_facts(self) -> list[CacheFact]:

@@ -110,6 +110,11 @@ class Outbound:
         until = time.monotonic() + timeout_s
         return self._near.drain(timeout_s) and self._far.drain(max(0.0, until - time.monotonic()))
 
+    def forget(self) -> None:
+        """Drop what waits; a batch under way still ends."""
+        self._near.clear()
+        self._far.clear()
+
     def close(self) -> None:
         """Forget what waits. A batch under way may still end, in its own memory."""
         self._near.close()

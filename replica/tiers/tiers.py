@@ -90,6 +90,12 @@ class ReplicaTiers:
         """See Tiers.used."""
         self.outbound.used(keys)
 
+    def clear(self) -> None:
+        """Delete what each shown level is known to hold, and forget what waits to be written."""
+        self.outbound.forget()
+        for level in self._shown:
+            level.clear()
+
     def close(self) -> None:
         """End every load and forget what waits; the device is not touched when this returns."""
         self.loader.close()

@@ -82,7 +82,7 @@ class ScriptedEngine:
     def resume(self, child: ChildId) -> None:
         self.calls.append(("resume", child))
 
-    def clear_cache(self, limit_blocks: int | None = None) -> int:
+    def clear_cache(self, limit_blocks: int | None = None, below: bool = True) -> int:
         self.limit_blocks = limit_blocks
         return 7
 

@@ -75,7 +75,7 @@ class TieredRig(EngineRig):
     def forget(self) -> None:
         """The device loses what nobody uses; the tiers have had their time to take it."""
         self.settle()
-        self.engine.clear_cache()
+        self.engine.clear_cache(below=False)
 
 
 def wait_for(done: Callable[[], bool], timeout_s: float = WAIT_S) -> None:

@@ -60,7 +60,7 @@ def test_what_was_used_twice_comes_back_from_the_remote_tier() -> None:
         rig.run(PROMPT)
         rig.settle()
         assert len(far.written) == 7
-        rig.engine.clear_cache()
+        rig.engine.clear_cache(below=False)
         again = rig.submit(PROMPT)
         rig.assert_right(runner, again)
         assert rig.sink.end_of(again).cached_tokens == 24
@@ -126,7 +126,7 @@ def test_corrupt_bytes_are_computed_again_and_never_asked_for_again(place: int) 
         near.spoil = lambda at, payload: None
         rig.settle()
         assert near.inner.stats().blocks == 7
-        rig.engine.clear_cache()
+        rig.engine.clear_cache(below=False)
         again = rig.submit(PROMPT)
         rig.assert_right(runner, again)
         assert rig.sink.end_of(again).cached_tokens == 4 * place
@@ -165,7 +165,7 @@ def test_K2_a_source_that_never_answers_frees_everything_at_its_deadline() -> No
             child = rig.submit(PROMPT)
             rig.assert_right(runner, child)
             assert rig.sink.end_of(child).cached_tokens == 0
-            rig.engine.clear_cache()
+            rig.engine.clear_cache(below=False)
         near.gate.set()
         wait_for(lambda: rig.tiers.loader._staging.free == free)
         rig.assert_nothing_left()
@@ -210,7 +210,7 @@ def test_K3_abort_deadline_and_arrival_race(gap_s: float) -> None:
                 near.gate.set()
                 rig.engine.abort(child)
             assert rig.sink.end_of(child).finish in ("abort", "length")
-            rig.engine.clear_cache()
+            rig.engine.clear_cache(below=False)
         rig.assert_right(runner, rig.submit(PROMPT))
         rig.assert_nothing_left()
 
@@ -288,7 +288,7 @@ def test_K7_a_block_that_passes_every_sum_and_is_wrong_is_found_out(
         assert level.counts.refused == {"recomputed": 1}
         assert not level.usable
         assert "kv_recompute_mismatch" in caplog.text
-        rig.engine.clear_cache()
+        rig.engine.clear_cache(below=False)
         again = rig.submit(PROMPT)
         rig.assert_right(runner, again)
         assert rig.sink.end_of(again).cached_tokens == 0
@@ -298,6 +298,19 @@ def turn(payload: memoryview) -> None:
     """What a writer with another layout would have written: values before keys."""
     half = 4 * BLOCK_TOKENS
     payload[: 2 * half] = bytes(payload[half : 2 * half]) + bytes(payload[:half])
+
+
+def test_a_cleared_cache_is_cold_in_every_tier() -> None:
+    near, far = SlowTier(), SlowTier("far", trusted=False)
+    with tiered(near, far) as (rig, runner, _):
+        rig.run(PROMPT)
+        rig.run(PROMPT)
+        rig.settle()
+        rig.engine.clear_cache()
+        assert near.stats().blocks == far.stats().blocks == 0
+        child = rig.submit(PROMPT)
+        rig.assert_right(runner, child)
+        assert rig.sink.end_of(child).cached_tokens == 0
 
 
 def test_siblings_load_once() -> None:

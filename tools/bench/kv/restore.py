@@ -120,7 +120,7 @@ class Bench:
         """Everything is written out, then the device holds nothing."""
         if not self.tiers.outbound.drain(DEADLINE_S):
             raise RuntimeError("the blocks were not written in time")
-        self.engine.clear_cache()
+        self.engine.clear_cache(below=False)
 
 
 def fill(bench: Bench, uses: int) -> None:
