@@ -96,6 +96,7 @@ class ChunkBudget:
             return 0
         slope = self._fit.b + self._fit.c * (start + 0.5)
         square = self._fit.c / 2
-        if square * self._ms < 1e-9 * slope * slope:
+        if square * self._ms <= 1e-9 * slope * slope:
+            # A fit of nearly nothing may say that prefill takes no time at all.
             return self._tokens if slope * self._tokens <= self._ms else int(self._ms / slope)
         return int((math.sqrt(slope * slope + 4 * square * self._ms) - slope) / (2 * square))

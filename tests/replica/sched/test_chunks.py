@@ -158,3 +158,9 @@ def test_v38_a_middle_chunk_publishes_only_what_it_computed() -> None:
     assert (request.committed, len(request.nodes), len(bench.outputs[child])) == (10, 2, 0)
     bench.run()
     bench.assert_right()
+
+
+def test_a_fit_that_says_that_prefill_takes_no_time_stops_nobody() -> None:
+    prompt, decode = requests(9_000, 10)
+    free = StepModel(PrefillFit(a=1.0, b=0.0, c=0.0, confidence=0.1), MODEL.decode, error=0.0)
+    assert ChunkBudget(600, 50.0, [decode], free).take(prompt) == 600
