@@ -291,22 +291,26 @@ class Loader:
         return found
 
     def _land_all(self) -> None:
-        while True:
-            with self._changed:
-                if self._closed:
-                    return
-                load = self._next_landing()
-                if load is None:
+        while not self._closed:
+            ready = self._next_ready()
+            if ready is not None:
+                self._land(*ready)
+
+    def _next_ready(self) -> tuple[Load, Transfer, int, Level] | None:
+        """The next block to land, after a wait for one if need be; loads that are over end here."""
+        with self._changed:
+            load = self._next_landing()
+            if load is None:
+                if not self._closed:
                     self._changed.wait(self._until_deadline_s())
-                    continue
-                transfer = load.transfer
-                assert transfer is not None
-                if load.done or transfer.asked:
-                    transfer.end(End.DONE)
-                    self._discard(load)
-                    continue
-                slot, level = load.ready.popleft()
-            self._land(load, transfer, slot, level)
+                return None
+            transfer = load.transfer
+            assert transfer is not None
+            if load.done or transfer.asked:
+                transfer.end(End.DONE)
+                self._discard(load)
+                return None
+            return load, transfer, *load.ready.popleft()
 
     def _next_landing(self) -> Load | None:
         for load in self._loads.values():

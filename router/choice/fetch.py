@@ -22,17 +22,19 @@ def plan_fetches(
     table: np.ndarray,
     speeds: np.ndarray,
     depths: np.ndarray,
-    below: Sequence[np.ndarray],
+    below: Sequence[np.ndarray | None],
     prompt_tokens: int,
     block_tokens: int,
 ) -> Fetches:
     """`table`: the board's rows; `speeds`: float64 (rows, tiers, 2), latency and ms per block;
-    `depths`: the device's; `below`: the tiers', nearest first."""
+    `depths`: the device's; `below`: the tiers', nearest first, None for one that nobody has."""
     b, c = table[:, _COEFFICIENTS].T
     most = (prompt_tokens - 1) // block_tokens
     at = depths.astype(np.float64)
     transfer_ms = np.zeros(len(at))
     for place, tier in enumerate(below):
+        if tier is None:
+            continue
         count = np.minimum(tier, most) - at
         fetch_ms = speeds[:, place, 0] + count * speeds[:, place, 1]
         done, new = at * block_tokens, count * block_tokens

@@ -67,8 +67,8 @@ class Board:
             self._seats = index.seats(self.pool, self.rows)
         return index.depths_of(self._seats, keys)
 
-    def below(self, index: BelowIndex, keys: bytes) -> list[np.ndarray]:
-        """The same for each tier below the members' devices."""
+    def below(self, index: BelowIndex, keys: bytes) -> list[np.ndarray | None]:
+        """The same for each tier below the members' devices, None for one that nobody has."""
         if self._reach is None:
             stores = [[_store(member, place) for member in self.members] for place in range(TIERS)]
             self._reach = Reach(index, self.pool, self.rows, stores)

@@ -1,6 +1,7 @@
-"""Making blocks resident on a replica by computing them: one-token requests pinned to it.
+"""Making blocks resident on a replica: one-token requests pinned to it.
 
-The narrow place where a transfer of KV between replicas will fit in: whoever wants a head to be
+What a tier below the replica's device has, the replica fetches rather than computes, by its own
+admission: a head moves through the shared store where that is cheaper. Whoever wants a head to be
 somewhere knows a `HeadMover` only.
 """
 

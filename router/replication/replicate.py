@@ -50,7 +50,7 @@ SAVED_UP_S = 60.0
 
 _WAITING = [TERMS.index(name) for name in ("queue_ms", "overload_ms")]
 _PREFILL = [TERMS.index("prefill_ms")]
-_COST = [TERMS.index(name) for name in ("prefill_ms", "harm_ms", "eviction_ms")]
+_COST = [TERMS.index(name) for name in ("prefill_ms", "transfer_ms", "harm_ms", "eviction_ms")]
 
 FORCED_OFF, FAIR_SHARE, LEFT, JOINED = "forced_off", "fair_share", "left", "joined"
 
