@@ -19,7 +19,15 @@ struct Ask {
 
 struct Weights {
     double own_decode, harm, busy, crowd, max_occupancy, lateness, suspect_ms,
-        max_ageing_ms, fresh_s, half_life_s, min_idle, some_ms;
+        max_ageing_ms, fresh_s, half_life_s, min_idle, some_ms, fetch_margin;
+};
+
+// What lies in tiers below the devices: leading blocks by tier and replica, and how fast each gives
+// them, by replica and tier.
+struct Below {
+    const int32_t *depths;
+    const double *speeds;
+    long tiers, n;
 };
 
 double above(double low, double x) { return x > low ? x : low; }
@@ -51,6 +59,25 @@ Ahead ahead_of(const Row &r, double own_ms, const Weights &w) {
         else overtaken += known / middle_ms;
     }
     return {total > w.some_ms ? smaller / total : 1.0, overtaken};
+}
+
+// Runs that are fetched move `reach` on.
+double transfer_ms(const Row &r, const Ask &ask, const Weights &weights, const Below &below_, long i,
+                   double &reach) {
+    const double most = std::floor((ask.prompt_tokens - 1) / ask.block_tokens);
+    double sum = 0.0;
+    for (long tier = 0; tier < below_.tiers; tier++) {
+        const double count = below(most, below_.depths[tier * below_.n + i]) - reach;
+        if (!(count > 0)) continue;
+        const double *speed = below_.speeds + 2 * (i * below_.tiers + tier);
+        const double fetch_ms = speed[0] + count * speed[1];
+        const double done = reach * ask.block_tokens, fresh = count * ask.block_tokens;
+        const double compute_ms = r.b * fresh + r.c * (done * fresh + fresh * (fresh + 1) / 2);
+        if (!(fetch_ms <= weights.fetch_margin * compute_ms)) continue;
+        reach += count;
+        sum += fetch_ms;
+    }
+    return sum;
 }
 
 enum { FIT, NOT_ASKED, TOO_LONG, BARRED, BREAKER, UNHEARD };
@@ -94,10 +121,11 @@ void find_best(const double *terms, long width, long fit, int64_t *best, long ke
 extern "C" {
 
 long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const uint8_t *asked,
-              const int32_t *depths, const int32_t *there, const int32_t *reaches, const double *transfers,
-              uint8_t *state, double *terms_of, int64_t *best, long keep,
+              const int32_t *depths, const int32_t *there, const int32_t *lower, const double *speeds,
+              long tiers, uint8_t *state, double *terms_of, int64_t *best, long keep,
               double *figures) {
     const Ask &ask = *asks;
+    const Below below_{lower, speeds, lower ? tiers : 0, n};
     const long fit = filter(table, n, ask, asked, state);
     double idle_ms = INFINITY, crowd_ms = INFINITY, busy = 0.0;
     for (long i = 0; i < n; i++) {
@@ -114,10 +142,10 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
         if (state[i] != FIT) continue;
         const Row &r = table[i];
         // Leading blocks on the device, and with those that a transfer brings there.
-        double overlap = depths[i], reach = reaches ? reaches[i] : overlap;
-        double transfer_ms = transfers ? transfers[i] : 0.0;
+        double overlap = depths[i], reach = overlap;
+        double moving_ms = transfer_ms(r, ask, *w, below_, i, reach);
         double cached = below(ask.prompt_tokens - 1, reach * ask.block_tokens);
-        if (cached < ask.min_match) cached = overlap = reach = transfer_ms = 0.0;
+        if (cached < ask.min_match) cached = overlap = reach = moving_ms = 0.0;
         const double cold_ms = prefill_ms(r, 0, ask.prompt_tokens);
         const double warm_ms = below(cold_ms, prefill_ms(r, cached, ask.prompt_tokens - cached));
         const double stale_s = above(0.0, ask.now_s - r.digest_at_s - w->fresh_s);
@@ -132,7 +160,7 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
             mixing_ms = std::ceil((r.queued_tokens * before.share + new_tokens) / r.step_tokens) *
                         above(0.0, r.per_row * r.rows + r.per_context * r.context_tokens);
         }
-        const double ttft_ms = queued_ms + own_ms + transfer_ms + mixing_ms;
+        const double ttft_ms = queued_ms + own_ms + moving_ms + mixing_ms;
         const double needed = blocks - below(overlap, std::floor(cached / ask.block_tokens));
         const double alone = decode_ms(r, 1, ask.prompt_tokens);
         const double shared =
@@ -160,9 +188,9 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
                                    2.0 * r.b * lacking * ask.block_tokens +
                                    (suspect ? w->suspect_ms * above(1.0, r.failures) : 0.0);
         const double lateness_ms = w->lateness * above(0.0, ttft_ms - ask.deadline_ms);
-        const double cost_ms = (queued_ms + own_ms + transfer_ms + decode_share_ms + harm_ms) +
+        const double cost_ms = (queued_ms + own_ms + moving_ms + decode_share_ms + harm_ms) +
                                (eviction_ms + overload_ms + lateness_ms);
-        const double terms[] = {idle_ms - cost_ms, saved_ms, queued_ms, own_ms, transfer_ms,
+        const double terms[] = {idle_ms - cost_ms, saved_ms, queued_ms, own_ms, moving_ms,
                                 decode_share_ms, harm_ms, eviction_ms, overload_ms, lateness_ms,
                                 ttft_ms, reach, cached, needed, credit * cached};
         for (double term : terms) *out++ = term;

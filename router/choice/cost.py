@@ -44,6 +44,9 @@ SUSPECT_MS = 250.0
 MAX_BACKLOG_AGEING_MS = 500.0
 FRESH_DIGEST_S = 5.0
 DIGEST_HALF_LIFE_S = 15.0
+FETCH_MARGIN = 0.7
+"""Fetching must beat computing by so much, as kvstore/cascade.py decides at the replica itself."""
+
 MIN_MATCH_TOKENS = 32
 """A shorter match is not worth following, and may be a digest's false positive."""
 
@@ -56,7 +59,7 @@ _WEIGHTS = np.array(
     [
         OWN_DECODE_WEIGHT, HARM_WEIGHT, BUSY_WEIGHT, CROWD_WEIGHT,
         MAX_OCCUPANCY_WEIGHT, LATENESS_WEIGHT, SUSPECT_MS, MAX_BACKLOG_AGEING_MS, FRESH_DIGEST_S,
-        DIGEST_HALF_LIFE_S, MIN_IDLE, SOME_MS,
+        DIGEST_HALF_LIFE_S, MIN_IDLE, SOME_MS, FETCH_MARGIN,
     ],
     np.float64,
 )  # fmt: skip
@@ -153,12 +156,12 @@ class Prices(NamedTuple):
     figures: Figures
 
 
-class Fetches(NamedTuple):
-    """By row: leading blocks on the device or brought there, int32, and the time that the bringing
-    takes, float64 in ms."""
+class Below(NamedTuple):
+    """What lies in tiers below the devices, nearest first: leading blocks, int32 (tiers, n), and
+    how fast each gives them, float64 (n, tiers, 2): latency and ms per block."""
 
-    blocks: np.ndarray
-    transfer_ms: np.ndarray
+    depths: np.ndarray
+    speeds: np.ndarray
 
 
 class Pricer(Protocol):
@@ -172,13 +175,13 @@ class Pricer(Protocol):
         depths: np.ndarray,
         there: np.ndarray,
         now_s: float,
-        fetches: Fetches | None = None,
+        below: Below | None = None,
     ) -> Prices:
         """The answer lies in the sheet: use it before it is priced again.
 
         `asked` is uint8 (n,), `depths` and `there` int32 (n,): the leading blocks that each is
         believed to hold soon, and now. What is still to come waits for those who compute it.
-        `fetches`: what each would bring there besides."""
+        `below`: what each could bring there besides."""
 
 
 class NativePricer:
@@ -195,7 +198,7 @@ class NativePricer:
         depths: np.ndarray,
         there: np.ndarray,
         now_s: float,
-        fetches: Fetches | None = None,
+        below: Below | None = None,
     ) -> Prices:
         table, state, terms, best, figures = sheet.at
         fit = self._library.wr_price(
@@ -206,8 +209,9 @@ class NativePricer:
             sheet.everybody_at if asked is sheet.everybody else address(asked),
             address(depths),
             address(there),
-            None if fetches is None else address(fetches.blocks),
-            None if fetches is None else address(fetches.transfer_ms),
+            None if below is None else address(below.depths),
+            None if below is None else address(below.speeds),
+            0 if below is None else len(below.depths),
             state,
             terms,
             best,
@@ -232,7 +236,7 @@ class NumpyPricer:
         depths: np.ndarray,
         there: np.ndarray,
         now_s: float,
-        fetches: Fetches | None = None,
+        below: Below | None = None,
     ) -> Prices:
         state = _states(sheet.table, demand, asked, now_s)
         fit = np.flatnonzero(state == FIT)
@@ -240,9 +244,9 @@ class NumpyPricer:
             return Prices(state, np.empty((0, len(TERMS))), [], NOBODY)
         rows, overlap = _Rows(sheet.table[fit]), depths[fit].astype(np.float64)
         reach, transfer_ms, waits = overlap, np.zeros(len(fit)), (depths > there)[fit]
-        if fetches is not None:
-            reach = fetches.blocks[fit].astype(np.float64)
-            transfer_ms = fetches.transfer_ms[fit]
+        if below is not None:
+            tiers = below.depths[:, fit], below.speeds[fit]
+            reach, transfer_ms = fetched(rows.b, rows.c, overlap, *tiers, demand)
         terms = _terms(rows, demand, overlap, reach, transfer_ms, waits, now_s)
         best = np.argsort(-terms[:, _SCORE], kind="stable")[:BEST]
         said = Figures(
@@ -297,6 +301,32 @@ def _states(table: np.ndarray, demand: Demand, asked: np.ndarray, now_s: float) 
     if unheard.sum() < (state == FIT).sum():
         state[unheard] = UNHEARD
     return state
+
+
+def fetched(
+    b: np.ndarray,
+    c: np.ndarray,
+    overlap: np.ndarray,
+    depths: np.ndarray,
+    speeds: np.ndarray,
+    demand: Demand,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Leading blocks on each device or brought there, and what the bringing takes in ms.
+
+    For each run behind what is there already: from the nearest tier that has it, where that beats
+    computing with a margin."""
+    size, reach = demand.block_tokens, overlap
+    most = (demand.prompt_tokens - 1) // size
+    transfer_ms = np.zeros(len(reach))
+    for depth, (latency_ms, block_ms) in zip(depths, speeds.transpose(1, 2, 0), strict=True):
+        count = np.minimum(most, depth) - reach
+        fetch_ms = latency_ms + count * block_ms
+        done, fresh = reach * size, count * size
+        compute_ms = b * fresh + c * (done * fresh + fresh * (fresh + 1) / 2)
+        pays = (count > 0) & (fetch_ms <= FETCH_MARGIN * compute_ms)
+        reach = np.where(pays, reach + count, reach)
+        transfer_ms += np.where(pays, fetch_ms, 0.0)
+    return reach, transfer_ms
 
 
 def _terms(
@@ -416,7 +446,7 @@ def pricer() -> Pricer:
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """With argument types, so that a wrong call fails in Python."""
     pointer, long = ctypes.c_void_p, ctypes.c_long
-    library.wr_price.argtypes = [pointer, long, *[pointer] * 10, long, pointer]
+    library.wr_price.argtypes = [pointer, long, *[pointer] * 7, long, *[pointer] * 3, long, pointer]
     library.wr_price.restype = long
     return library
 

@@ -21,12 +21,11 @@ from router.choice.cost import (
     TERMS,
     TOO_LONG,
     UNHEARD,
+    Below,
     Demand,
-    Fetches,
     Prices,
     pricer,
 )
-from router.choice.fetch import plan_fetches
 from router.choice.reserve import Ledger
 from router.choice.route import RouteQuery
 from router.cluster.peers import Peers, together
@@ -257,21 +256,14 @@ class Scorer:
         digest_blocks = board.depths(self._fleet.index, query.chain.data)
         depths = board.promised(self._optimistic, query.chain, digest_blocks)
         depths = self._marked(query, board, depths, now_s)
-        fetches = self._fetches(query, board, depths)
-        asked = _asked(query, board)
-        prices = self._pricer.price(
-            board.sheet, demand, asked, depths, digest_blocks, now_s, fetches
-        )
+        asked, below = _asked(query, board), self._below(query, board)
+        prices = self._pricer.price(board.sheet, demand, asked, depths, digest_blocks, now_s, below)
         return Field(board, query, now_s, digest_blocks, prices)
 
-    def _fetches(self, query: RouteQuery, board: Board, depths: np.ndarray) -> Fetches | None:
-        """What each would bring from the tiers below its device; None where nobody shows any."""
-        below = self._fleet.below
-        if not len(below) or not len(depths):
-            return None
-        reach = board.below(below, query.chain.data)
-        tokens = query.prompt_tokens
-        return plan_fetches(board.table, board.speeds, depths, reach, tokens, query.block_tokens)
+    def _below(self, query: RouteQuery, board: Board) -> Below | None:
+        """What lies below the devices; None where nobody shows any of it."""
+        index = self._fleet.below
+        return board.below(index, query.chain.data) if len(index) else None
 
     def _marked(
         self, query: RouteQuery, board: Board, depths: np.ndarray, now_s: float

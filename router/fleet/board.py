@@ -10,7 +10,7 @@ import numpy as np
 
 from events.load import OWN_ENGINE
 from kvstore.identity import KeyChain
-from router.choice.cost import Sheet
+from router.choice.cost import Below, Sheet
 from router.choice.reserve import SIZES, Booked
 from router.fleet.member import Member
 from router.locality.below import TIERS, BelowIndex, Reach
@@ -67,12 +67,12 @@ class Board:
             self._seats = index.seats(self.pool, self.rows)
         return index.depths_of(self._seats, keys)
 
-    def below(self, index: BelowIndex, keys: bytes) -> list[np.ndarray | None]:
-        """The same for each tier below the members' devices, None for one that nobody has."""
+    def below(self, index: BelowIndex, keys: bytes) -> Below:
+        """The same for each tier below the members' devices, with their speeds."""
         if self._reach is None:
             stores = [[_store(member, place) for member in self.members] for place in range(TIERS)]
             self._reach = Reach(index, self.pool, self.rows, stores)
-        return self._reach.depths(keys)
+        return Below(self._reach.depths(keys), self.speeds)
 
     def promised(
         self, optimistic: OptimisticEntries, chain: KeyChain, depths: np.ndarray

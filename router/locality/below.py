@@ -79,13 +79,13 @@ class Reach:
         self._groups = [_groups(names) for names in stores]
         self._seats: list[Seats | None] = [None] * TIERS
 
-    def depths(self, keys: bytes) -> list[np.ndarray | None]:
-        """Leading blocks that each row can find in each tier: int32 (rows,) for each place, None
-        where nobody shows any."""
-        return [
-            self._tier_depths(place, keys) if len(tier) else None
-            for place, tier in enumerate(self._index.tiers)
-        ]
+    def depths(self, keys: bytes) -> np.ndarray:
+        """Leading blocks that each row can find in each tier: int32 (TIERS, rows)."""
+        found = np.zeros((TIERS, len(self._rows)), np.int32)
+        for place, tier in enumerate(self._index.tiers):
+            if len(tier):
+                found[place] = self._tier_depths(place, keys)
+        return found
 
     def _tier_depths(self, place: int, keys: bytes) -> np.ndarray:
         tier = self._index.tiers[place]

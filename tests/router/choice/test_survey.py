@@ -17,8 +17,8 @@ from events.load import DecodeFit, PrefillFit
 from router.choice.cost import (
     BEST,
     KERNELS,
+    Below,
     Demand,
-    Fetches,
     NativePricer,
     NumpyPricer,
     Pricer,
@@ -154,13 +154,14 @@ def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
     asked = np.array([rng.random() < 0.9 for _ in members], np.uint8)
     depths = np.array([rng.choice([0, rng.randrange(300)]) for _ in members], np.int32)
     there = np.array([rng.randrange(depth + 1) for depth in depths.tolist()], np.int32)
-    fetches = None
+    below = None
     if rng.random() < 0.5:
-        blocks = depths + np.array([rng.randrange(40) for _ in members], np.int32)
-        fetches = Fetches(blocks, 50.0 * np.array([rng.random() for _ in members]))
+        dice = np.random.default_rng(seed)
+        deeper = dice.integers(0, 300, (2, len(members)), np.int32)
+        below = Below(deeper, 10.0 * dice.random((len(members), 2, 2)))
     pricers: list[Pricer] = [NativePricer(declared(load_object(KERNELS))), NumpyPricer()]
     found = [
-        pricer.price(sheet_of(rows), demand, asked, depths, there, world.clock(), fetches)
+        pricer.price(sheet_of(rows), demand, asked, depths, there, world.clock(), below)
         for pricer in pricers
     ]
     (state, terms, best, figures), (twins_state, twins_terms, twins_best, twins) = found

@@ -20,7 +20,7 @@ PARTS = {
     "valkey": "tools.bench.kv.valkey",
     "restore": "tools.bench.kv.restore",
 }
-"""Each has `measure() -> dict[str, float]`; what it calls over_X is NAME_over_X in the JSON, too."""
+"""Each has `measure() -> dict[str, float]`; what it calls over_X is NAME_over_X in the JSON."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
