@@ -1,9 +1,9 @@
 """The ledger admits: granted, later (with a reason), or never (with the error to say).
 
-Blocks for decoding to come are reserved by the peak formula: sort by remaining length, and take the
-largest need at any moment when one of the requests ends, within a horizon. Beyond the horizon it is
-preemption that makes room. That can't go back and forth: what a request gave up is taken by one
-ahead of it, so it finds its blocks again only after one of those has ended.
+Blocks for decoding to come are reserved by the peak formula (LightLLM): sort by remaining length,
+and take the largest need at any moment when one of the requests ends. Remaining lengths are learnt;
+where they were wrong it is preemption that makes room. That can't go back and forth: what a request
+gave up is taken by one ahead of it, so it finds its blocks again only after one of those has ended.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 from events.errors import CoreError
 from replica.engine.messages import EngineRequest
+from replica.sched.lengths import OutputLengths, Rest
 from replica.sched.refusals import bad_request, too_long
 from replica.sched.request import Request
 
 HORIZON_TOKENS = 64
+HEADROOM_SHARE = 64
+"""One block in so many stays free when a newcomer is let in beside others, for emergencies."""
+
 MAX_PREFILLS = 16
 
 
@@ -48,6 +52,8 @@ class Limits:
 
     `itl_target_ms`: while others decode, a step computes only as much prefill as lets it end by
     then; 0 leaves it to `max_step_tokens`. `max_prefills`: prompts that are computed by turns.
+    `horizon_tokens`: how much of an answer is reserved before any lengths were learnt.
+    `retract_every_steps`: for tests, somebody loses its KV every so many plans.
     """
 
     total_blocks: int
@@ -59,6 +65,7 @@ class Limits:
     horizon_tokens: int = HORIZON_TOKENS
     itl_target_ms: float = 0.0
     max_prefills: int = MAX_PREFILLS
+    retract_every_steps: int = 0
 
     def blocks(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
@@ -68,8 +75,9 @@ class Limits:
 class Ledger:
     """Answers for one replica's limits. `usable_blocks` is the pool less what is parked."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, lengths: OutputLengths) -> None:
         self.limits = limits
+        self.lengths = lengths
         self.usable_blocks = limits.total_blocks
 
     @property
@@ -114,7 +122,8 @@ class Ledger:
             return Later("seats")
         if limits.blocks(known) - hit_blocks > available:
             return Later("blocks")
-        if running and self._peak(candidate, hit_blocks, running) > available:
+        headroom = self.usable_blocks // HEADROOM_SHARE
+        if running and self._peak(candidate, hit_blocks, running) + headroom > available:
             return Later("headroom")
         return Granted()
 
@@ -128,25 +137,24 @@ class Ledger:
         )
 
     def _peak(self, candidate: Request, hit_blocks: int, running: Sequence[Request]) -> int:
-        """The most blocks that will be needed at once within the horizon."""
+        """The most blocks that will be needed at once, if answers end when they are believed to."""
         block_tokens = self.limits.block_tokens
-        horizon = self.limits.horizon_tokens
-        entries = [(request.remaining, request, len(request.blocks)) for request in running]
-        entries.append((candidate.remaining, candidate, hit_blocks))
-        entries.sort(key=lambda entry: -entry[0])
+        entries = [(self.lengths.rest(each), each, len(each.blocks)) for each in running]
         # Who ends earlier than an entry has returned by then what it holds beyond its prefix.
-        returned = sum(self._returns(request) for request in running)
+        returned = sum(self._returns(*entry) for entry in entries)
+        entries.append((self.lengths.rest(candidate), candidate, hit_blocks))
+        entries.sort(key=lambda entry: -entry[0].tokens)
         peak = missing_tokens = 0
-        for alive, (remaining, request, held) in enumerate(entries, 1):
+        for alive, (rest, request, held) in enumerate(entries, 1):
             if request is not candidate:
-                returned -= self._returns(request)
+                returned -= self._returns(rest, request, held)
             missing_tokens += len(request.tokens) + block_tokens - 1 - held * block_tokens
-            needed = (missing_tokens + alive * min(remaining, horizon)) // block_tokens
+            needed = (missing_tokens + alive * rest.tokens) // block_tokens
             peak = max(peak, needed - returned)
         return peak
 
-    def _returns(self, request: Request) -> int:
-        """Blocks that a running request gives back when it ends, if that is within the horizon."""
-        if request.remaining > self.limits.horizon_tokens:
+    def _returns(self, rest: Rest, request: Request, held: int) -> int:
+        """Blocks that a running request gives back when it ends, if that is in sight."""
+        if not rest.ends:
             return 0
-        return max(0, len(request.blocks) - request.cached_tokens // self.limits.block_tokens)
+        return max(0, held - request.cached_tokens // self.limits.block_tokens)

@@ -10,6 +10,7 @@ from events.errors import CoreError
 from events.output import FINISH_ABORT, FINISH_ERROR
 from replica.cache.prefix import PrefixCache
 from replica.engine.messages import ChildOutput
+from replica.sched.lengths import OutputLengths
 from replica.sched.plan import ChildId
 from replica.sched.request import Request, State
 from replica.sched.table import RequestTable
@@ -35,9 +36,16 @@ def output_of(
 class Lifecycle:
     """Owns the way of every request through the states."""
 
-    def __init__(self, table: RequestTable, cache: PrefixCache, tiers: Tiers | None = None) -> None:
+    def __init__(
+        self,
+        table: RequestTable,
+        cache: PrefixCache,
+        lengths: OutputLengths,
+        tiers: Tiers | None = None,
+    ) -> None:
         self.table = table
         self.cache = cache
+        self.lengths = lengths
         self.tiers = tiers
         self.outputs: list[ChildOutput] = []
         self.preemptions = 0
@@ -76,6 +84,8 @@ class Lifecycle:
         """Its last output is said; its blocks go as soon as nothing of it is in flight."""
         self.outputs.append(output)
         self.table.move(request, state)
+        if state is State.FINISHING:
+            self.lengths.ended(request)
         if self.tiers is not None:
             self.tiers.drop(request.child)
         self.settle(request)

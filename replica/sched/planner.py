@@ -18,6 +18,7 @@ from replica.sched.loading import Loading
 from replica.sched.plan import ChildId, ExecutionPlan, PlanId, PlanRow
 from replica.sched.request import Request, State
 from replica.sched.timing import Timing
+from replica.sched.victims import Victims
 
 SCAN_REQUESTS = 64
 """How many waiting requests one step looks at."""
@@ -53,13 +54,16 @@ class Planner:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._started: list[Request] = []
+        self.displaced = 0
         self._ledger = ledger
         self._limits = ledger.limits
         self._lifecycle = lifecycle
+        self._lengths = ledger.lengths
         self._loading = loading
         self._timing = timing
         self._table = lifecycle.table
         self._cache: PrefixCache = lifecycle.cache
+        self._victims = Victims(lifecycle.cache, timing)
         self._blocked: tuple[int, int, int] | None = None
 
     def plan(self, plan_id: PlanId, now_s: float, ahead: bool = False) -> ExecutionPlan | None:
@@ -67,6 +71,10 @@ class Planner:
         draft = Draft(ahead)
         if ahead and any(request.suspect for request in self._table.running):
             return None
+        if self._forced(plan_id):
+            if ahead:
+                return None
+            self._retract()
         self._serve_suspect(draft)
         if not draft.rows:
             self._admit_waiting(draft, now_s)
@@ -84,6 +92,16 @@ class Planner:
         """Who was admitted since the last call."""
         started, self._started = self._started, []
         return started
+
+    def _forced(self, plan_id: PlanId) -> bool:
+        every = self._limits.retract_every_steps
+        return bool(every) and plan_id % every == 0
+
+    def _retract(self) -> None:
+        """Somebody loses its KV, but for the first in line: something has to go on."""
+        victim = self._victim(0)
+        if victim is not None:
+            self._lifecycle.preempt(victim)
 
     def _serve_suspect(self, draft: Draft) -> None:
         """After a failed plan each of its rows runs alone once, to find the culprit."""
@@ -147,6 +165,7 @@ class Planner:
             victim = self._victim(place)
             if victim is None:
                 break
+            self._lengths.retracted()
             self._lifecycle.preempt(victim)
         request.blocks += self._cache.allocate(min(missing, self._cache.available))
         room = len(request.blocks) * self._limits.block_tokens - request.computed
@@ -158,11 +177,8 @@ class Planner:
         It must free something now. Whoever computes has a block of its own, or shares it with one
         that went further; so if nobody frees anything, the candidates hold nothing of use at all.
         """
-        behind = self._table.running[place + 1 :]
-        for request in (*reversed(self._table.held), *reversed(behind)):
-            if self._cache.frees(request.blocks):
-                return request
-        return None
+        held, behind = self._table.held, self._table.running[place + 1 :]
+        return self._victims.choose(held) or self._victims.choose(behind)
 
     def _row(self, request: Request, count: int) -> PlanRow:
         start, end = request.computed, request.computed + count
@@ -216,6 +232,8 @@ class Planner:
             answer = self._ask(request, draft, len(lease), seated)
             if isinstance(answer, Granted):
                 self._start(request, lease, now_s)
+        if isinstance(answer, Later) and self._displace(request, draft, seated):
+            return not draft.starved and self._try_admit(request, draft, now_s)
         if isinstance(answer, Later):
             self.later[answer.reason] += 1
             self._blocked = (request.child, self._cache.available, len(seated))
@@ -236,6 +254,21 @@ class Planner:
             if victim is None:
                 return answer
             self._lifecycle.preempt(victim)
+
+    def _displace(self, request: Request, draft: Draft, seated: list[Request]) -> bool:
+        """Whether those of lower classes made room, because waiting would take longer than
+        computing theirs again; while a plan is in flight, whether they will."""
+        rest = [self._lengths.rest(each).tokens for each in seated]
+        gain_ms = min(rest, default=0) * self._timing.step_ms
+        missing = self._limits.blocks(len(request.tokens)) - self._cache.available
+        victims = self._victims.below(request, self._table.running, max(1, missing), gain_ms)
+        if victims and draft.ahead:
+            draft.starved = True
+            return True
+        for victim in victims:
+            self.displaced += 1
+            self._lifecycle.preempt(victim)
+        return bool(victims)
 
     def _start(self, request: Request, lease: Lease, now_s: float) -> None:
         hit_tokens = len(lease) * self._limits.block_tokens

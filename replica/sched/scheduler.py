@@ -18,6 +18,7 @@ from replica.cache.prefix import PrefixCache
 from replica.engine.messages import ChildOutput, EngineRequest
 from replica.sched.commit import Committer, NextKey
 from replica.sched.ledger import Ledger, Limits
+from replica.sched.lengths import OutputLengths
 from replica.sched.lifecycle import Lifecycle
 from replica.sched.loading import Loading
 from replica.sched.order import Policy
@@ -54,8 +55,9 @@ class Scheduler:
         self.cache = PrefixCache(pool, self.journal, limits.block_tokens, eviction)
         self.table = RequestTable()
         self.timing = Timing()
-        self.lifecycle = Lifecycle(self.table, self.cache, tiers)
-        self.ledger = Ledger(limits)
+        self.lengths = OutputLengths(limits.horizon_tokens)
+        self.lifecycle = Lifecycle(self.table, self.cache, self.lengths, tiers)
+        self.ledger = Ledger(limits, self.lengths)
         self._loading = Loading(limits, self.lifecycle)
         self.planner = Planner(self.ledger, self.lifecycle, self._loading, self.timing)
         self.service = Service(

@@ -1,11 +1,13 @@
 """Random words to pool, cache and scheduler; every promise is checked after every one of them.
 
-The machine may be in the middle of a step at any time: words that come then meet a late commit.
+The machine may be in the middle of a step at any time, with the next one planned already: words
+that come then meet a late commit.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,9 +23,10 @@ from hypothesis.stateful import (
 )
 
 from replica.sched.invariants import check_scheduler
-from replica.sched.plan import ChildId, ExecutionPlan
+from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult
 from replica.sched.policies.deadline import Deadline
 from replica.sched.policies.priority import Priority
+from tests.fakes.runner import NON_FINITE, FakeRunnerError
 from tests.replica.cache.test_journal import replay
 from tests.replica.sched.rig import Bench, real_key, sampling, short_key, tokens_of
 
@@ -33,26 +36,65 @@ class Driver:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.plan: ExecutionPlan | None = None
+        self.flying: deque[ExecutionPlan] = deque()
+        self.result: ExecutionResult | None = None
+        self.spoilt: set[int] = set()
         self.ended: set[int] = set()
         self.published: set[bytes] = set()
 
     def add(self, family: int, length: int, wanted: int, skip: bool) -> ChildId:
         prompt = (*tokens_of(family, length), *tokens_of(family + length % 2, 2))
-        params = sampling(wanted, temperature=0.5 if wanted % 3 == 0 else 0.0)
+        params = sampling(
+            wanted,
+            temperature=0.5 if wanted % 3 == 0 else 0.0,
+            presence_penalty=0.5 if length % 4 == 0 else 0.0,
+            min_tokens=wanted // 2 if length % 5 == 0 else 0,
+            ignore_eos=length % 6 == 0,
+        )
         # Tenants that ask for the same share their blocks, as those of a public prefix do.
-        return self.bench.add(prompt, params, skip_cache_read=skip, tenant=f"t{wanted % 3}")
+        fields = {"skip_cache_read": skip, "tenant": f"t{wanted % 3}", "priority": length % 7 // 5}
+        return self.bench.add(prompt, params, **fields)
 
     def begin(self) -> None:
-        if self.plan is None:
-            self.plan = self.bench.plan()
+        """A plan, or the one behind it."""
+        scheduler = self.bench.scheduler
+        if not self.flying:
+            plan = self.bench.plan()
+        elif len(self.flying) == 1 and self.result is None:
+            plan = scheduler.plan_ahead(self.bench.now_s)
+            self.bench.collect()
+        else:
+            return
+        if plan is not None:
+            self.flying.append(plan)
+
+    def execute(self, fails: bool = False, spoils: bool = False) -> None:
+        """The oldest plan; its outcome is not told before `end`, unless it raises."""
+        if not self.flying or self.result is not None:
+            return
+        plan, faults = self.flying[0], self.bench.runner.faults
+        if fails:
+            faults.raise_on.add(plan.plan_id)
+        if spoils:
+            faults.row_errors[plan.rows[-1].child] = NON_FINITE
+            self.spoilt.add(plan.rows[-1].child)
+        try:
+            self.result = self.bench.runner.execute(plan)
+        except FakeRunnerError:
+            assert fails
+            self.bench.scheduler.fail()
+            self.bench.collect()
+            self.flying.clear()
+        faults.row_errors.clear()
 
     def end(self, fails: bool = False) -> None:
-        if self.plan is not None:
-            if fails:
-                self.bench.runner.faults.raise_on.add(self.plan.plan_id)
-            self.bench.finish_step(self.plan)
-            self.plan = None
+        """The oldest plan is committed, or fails."""
+        self.execute(fails)
+        if self.result is not None:
+            self.bench.scheduler.commit(self.result)
+            self.bench.collect()
+            self.flying.popleft()
+            self.result = None
 
     def abort(self, child: ChildId) -> None:
         if self.bench.finish(child) is None:
@@ -78,7 +120,8 @@ class Driver:
 
     def drain(self) -> None:
         """Let everybody end: right, but for those whom somebody ended."""
-        self.end()
+        while self.flying:
+            self.end()
         if self.bench.scheduler.cache.parked:
             self.bench.scheduler.clear_cache()
         for child in self.bench.specs:
@@ -110,6 +153,7 @@ class EngineMachine(RuleBasedStateMachine):
         step_tokens=st.sampled_from([2, 7, 30]),
         seats=st.integers(1, 5),
         horizon=st.sampled_from([1, 64]),
+        itl_target_ms=st.sampled_from([0.0, 3.0]),
         key=st.sampled_from([real_key, short_key]),
         tiered=st.booleans(),
     )
@@ -119,6 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
         step_tokens: int,
         seats: int,
         horizon: int,
+        itl_target_ms: float,
         key: object,
         tiered: bool,
     ) -> None:
@@ -129,6 +174,8 @@ class EngineMachine(RuleBasedStateMachine):
                 max_step_tokens=step_tokens,
                 max_running=seats,
                 horizon_tokens=horizon,
+                itl_target_ms=itl_target_ms,
+                max_prefills=3,
                 next_key=key,
                 eos=5,
                 tiered=tiered,
@@ -153,10 +200,10 @@ class EngineMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         self.driver.end()
 
-    @precondition(lambda self: self.driver.plan is not None)
-    @rule()
-    def fail(self) -> None:
-        self.driver.end(fails=True)
+    @precondition(lambda self: self.driver.flying)
+    @rule(fails=st.booleans(), spoils=st.booleans())
+    def execute(self, fails: bool, spoils: bool) -> None:
+        self.driver.execute(fails, spoils)
 
     @rule(blocks=st.integers(0, 5))
     def land(self, blocks: int) -> None:
@@ -215,6 +262,9 @@ def random_steps(seed: int, steps: int) -> None:
         max_step_tokens=rng.choice([3, 8, 30]),
         max_running=rng.randint(1, 6),
         horizon_tokens=rng.choice([1, 8, 64]),
+        itl_target_ms=rng.choice([0.0, 3.0]),
+        max_prefills=rng.choice([1, 3]),
+        retract_every_steps=rng.choice([0, 0, 7]),
         next_key=rng.choice([real_key, short_key]),
         eos=5,
         tiered=rng.random() < 0.5,
@@ -243,8 +293,10 @@ def random_steps(seed: int, steps: int) -> None:
             driver.land(rng.randint(0, 5))
         elif word < 0.395:
             bench.scheduler.clear_cache(rng.choice([None, None, 7]))
-        elif driver.plan is None:
+        elif not driver.flying or (word < 0.7 and len(driver.flying) < 2):
             driver.begin()
+        elif word < 0.75:
+            driver.execute(spoils=rng.random() < 0.02)
         else:
             driver.end(fails=rng.random() < 0.01)
             done += 1

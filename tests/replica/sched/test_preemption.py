@@ -164,3 +164,83 @@ def test_a_preempted_request_keeps_its_place_in_the_queue() -> None:
     assert [row.child for row in plan.rows] == [first, second]
     bench.run()
     bench.assert_right(first, second, third)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_retraction_every_few_steps_costs_time_but_no_token(every: int, overlapped: bool) -> None:
+    bench = Bench(total_blocks=64, eos=3, retract_every_steps=every)
+    for seed in range(6):
+        bench.add(tokens_of(seed % 3, 9), sampling(14), seed=seed)
+    bench.run_overlapped() if overlapped else bench.run()
+    assert bench.scheduler.lifecycle.preemptions > 2
+    bench.assert_right()
+    bench.assert_empty()
+
+
+def test_the_victim_frees_most_for_what_it_costs_within_its_class() -> None:
+    bench = Bench(total_blocks=200, block_tokens=4, max_step_tokens=400)
+    shared = tokens_of(9, 40)
+    cheap = bench.add(tokens_of(1, 40), sampling(50))
+    bench.add(shared, sampling(50))
+    bench.step()
+    dear = bench.add((*shared, *tokens_of(2, 8)), sampling(50))
+    urgent = bench.add(tokens_of(3, 4), sampling(50), priority=1)
+    for _ in range(3):
+        bench.step()
+    running = bench.scheduler.table.running
+    assert running[0].child == urgent
+    assert running[-1].child == dear
+    victim = bench.scheduler.planner._victim(0)
+    assert victim is not None
+    assert victim.child == cheap
+    bench.run()
+    bench.assert_right()
+
+
+def test_v17_a_request_of_higher_priority_takes_a_place_where_that_pays() -> None:
+    bench = Bench(total_blocks=64, max_running=2)
+    bench.runner.device_ms = lambda plan: 100.0
+    low = [bench.add(tokens_of(seed, 6), sampling(60, ignore_eos=True)) for seed in (1, 2)]
+    for _ in range(4):
+        bench.step()
+    high = bench.add(tokens_of(3, 6), sampling(4), priority=1)
+    plan = bench.step()
+    assert plan is not None
+    assert plan.rows[0].child == high
+    assert bench.scheduler.planner.displaced == 1
+    last = bench.scheduler.table.get(low[1])
+    assert last is not None
+    assert last.preemptions == 1
+    bench.run()
+    bench.assert_right()
+    bench.assert_empty()
+
+
+def test_nobody_is_displaced_where_waiting_is_shorter_or_by_its_own_class() -> None:
+    bench = Bench(total_blocks=64, max_running=2)
+    bench.runner.device_ms = lambda plan: 1.0
+    for seed in (1, 2):
+        bench.add(tokens_of(seed, 30), sampling(6, ignore_eos=True))
+    for _ in range(8):
+        bench.step()
+    bench.add(tokens_of(3, 6), sampling(4), priority=1)
+    bench.add(tokens_of(4, 6), sampling(4))
+    bench.run()
+    assert bench.scheduler.planner.displaced == 0
+    bench.assert_right()
+
+
+def test_a_request_is_displaced_only_so_often() -> None:
+    bench = Bench(total_blocks=64, max_running=1)
+    bench.runner.device_ms = lambda plan: 100.0
+    low = bench.add(tokens_of(1, 6), sampling(60, ignore_eos=True))
+    for seed in range(2, 9):
+        bench.step()
+        bench.step()
+        bench.add(tokens_of(seed, 6), sampling(2), priority=1)
+        for _ in range(4):
+            bench.step()
+    assert bench.scheduler.planner.displaced == 3
+    bench.run()
+    bench.assert_right(low)

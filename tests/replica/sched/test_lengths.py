@@ -1,0 +1,104 @@
+"""Learnt lengths of answers: what is reserved, and how that follows retractions."""
+
+from __future__ import annotations
+
+from replica.sched.ledger import HORIZON_TOKENS
+from replica.sched.lengths import ENOUGH, KEPT, MAX_TENANTS, MOST_QUANTILE, OutputLengths
+from replica.sched.order import first_come
+from replica.sched.request import Request
+from tests.replica.sched.rig import Bench, sampling, tokens_of
+
+
+def request(generated: int = 0, most: int = 1_000, **fields: object) -> Request:
+    bench = Bench(total_blocks=4_000)
+    ignore = bool(fields.pop("ignore_eos", False))
+    bench.add(tokens_of(1, 5), sampling(most, ignore_eos=ignore), **fields)
+    (spec,) = bench.specs.values()
+    made = Request(spec, first_come(spec))
+    made.tokens.extend([1] * generated)
+    return made
+
+
+def taught(*lengths: int, tenant: str = "t") -> OutputLengths:
+    known = OutputLengths(HORIZON_TOKENS)
+    for length in lengths:
+        known.ended(request(length, tenant=tenant))
+    return known
+
+
+def test_nothing_learnt_looks_a_little_ahead() -> None:
+    known = OutputLengths(HORIZON_TOKENS)
+    assert known.rest(request()) == (HORIZON_TOKENS, False)
+    assert known.rest(request(most=10)) == (10, True)
+
+
+def test_ignore_eos_reserves_everything() -> None:
+    known = taught(*[5] * ENOUGH)
+    assert known.rest(request(3, 1_000, ignore_eos=True)) == (997, True)
+
+
+def test_the_rest_is_a_quantile_of_those_that_went_as_far() -> None:
+    known = taught(*range(10, 110, 10))
+    known.quantile = 0.5
+    assert known.rest(request()) == (50, True)
+    assert known.rest(request(50)) == (30, True)
+    assert known.rest(request(95)) == (5, True)
+    assert known.rest(request(200)) == (HORIZON_TOKENS, False)
+    assert known.rest(request(0, 20)) == (20, True)
+
+
+def test_tenants_have_their_own_once_they_have_enough() -> None:
+    known = taught(*[10] * 20)
+    for _ in range(ENOUGH - 1):
+        known.ended(request(300, tenant="long"))
+    known.quantile = 0.5
+    assert known.rest(request(tenant="long")) == (10, True)
+    known.ended(request(300, tenant="long"))
+    assert known.rest(request(tenant="long")) == (300, True)
+    assert known.rest(request(tenant="t")) == (10, True)
+
+
+def test_what_is_kept_is_bounded_and_the_old_is_forgotten() -> None:
+    known = taught(*[500] * KEPT, *[10] * KEPT)
+    assert known.rest(request()) == (10, True)
+    for number in range(MAX_TENANTS + 50):
+        known.ended(request(7, tenant=f"t{number}"))
+    assert len(known._tenants) == MAX_TENANTS
+
+
+def test_the_quantile_follows_the_retractions() -> None:
+    known = OutputLengths(HORIZON_TOKENS)
+    start = known.quantile
+    for _ in range(100):
+        known.retracted()
+    assert known.quantile == MOST_QUANTILE
+    for _ in range(1_000):
+        known.ended(request(5))
+    assert known.quantile < start
+
+
+def test_a_scheduler_that_knows_the_lengths_retracts_nobody() -> None:
+    retractions = []
+    for _ in range(2):
+        bench = Bench(24, 4, max_step_tokens=64, horizon_tokens=1)
+        for turn in range(3):
+            for seed in range(12):
+                bench.add(tokens_of(100 * turn + seed, 7), sampling(25))
+            before = bench.scheduler.lifecycle.preemptions
+            bench.run()
+            retractions.append(bench.scheduler.lifecycle.preemptions - before)
+        bench.assert_right()
+    assert retractions[0] > 0
+    assert retractions[2] == 0
+
+
+def test_some_blocks_stay_free_when_a_newcomer_comes_beside_others() -> None:
+    bench = Bench(total_blocks=128, block_tokens=4, max_step_tokens=600)
+    bench.add(tokens_of(1, 200), sampling(4))
+    bench.step()
+    bench.add(tokens_of(2, 4 * 76), sampling(4))
+    bench.step()
+    assert bench.scheduler.planner.later["headroom"] == 1
+    assert len(bench.scheduler.table.running) == 1
+    bench.run()
+    bench.assert_right()
