@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from events.cache import CacheFact
@@ -90,7 +90,11 @@ class ShadowCounts:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """A snapshot that the engine replaces after each step; readable from any thread."""
+    """A snapshot that the engine replaces after each step; readable from any thread.
+
+    `displaced_total`: preemptions for the sake of a higher priority. `later` and `never`: how often
+    a request was not admitted yet, or refused, by reason.
+    """
 
     waiting: int
     running: int
@@ -110,6 +114,10 @@ class EngineLoad:
     last_step_s: float
     alive: bool
     shadow: ShadowCounts | None = None
+    displaced_total: int = 0
+    recomputed_tokens_total: int = 0
+    later: Mapping[str, int] = field(default_factory=dict)
+    never: Mapping[str, int] = field(default_factory=dict)
 
 
 class StepSink(Protocol):

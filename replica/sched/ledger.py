@@ -8,6 +8,7 @@ gave up is taken by one ahead of it, so it finds its blocks again only after one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,12 +74,15 @@ class Limits:
 
 
 class Ledger:
-    """Answers for one replica's limits. `usable_blocks` is the pool less what is parked."""
+    """Answers for one replica's limits: seats, prompts by turns, blocks now and for what is to
+    come. `usable_blocks` is the pool less what is parked; `never` counts refusals by their code.
+    """
 
     def __init__(self, limits: Limits, lengths: OutputLengths) -> None:
         self.limits = limits
         self.lengths = lengths
         self.usable_blocks = limits.total_blocks
+        self.never: Counter[str] = Counter()
 
     @property
     def pool_tokens(self) -> int:
@@ -89,11 +93,15 @@ class Ledger:
         """Whether the request could run at all, were it alone."""
         limits, prompt, wanted = self.limits, len(spec.prompt), spec.params.max_tokens
         if prompt == 0 or wanted <= len(spec.output):
-            return Never(bad_request("a request needs a prompt and at least one token to generate"))
+            return self._never(
+                bad_request("a request needs a prompt and at least one token to generate")
+            )
         if len(spec.chain) > prompt // limits.block_tokens:
-            return Never(bad_request("the prompt has fewer full blocks than its chain has keys"))
+            return self._never(
+                bad_request("the prompt has fewer full blocks than its chain has keys")
+            )
         if prompt + wanted > limits.context_tokens:
-            return Never(
+            return self._never(
                 too_long(
                     f"This model's maximum context length is {limits.context_tokens} tokens. "
                     f"However, you requested {prompt + wanted} tokens ({prompt} in the messages, "
@@ -102,7 +110,7 @@ class Ledger:
                 )
             )
         if spec.known_tokens + 1 > self.pool_tokens:
-            return Never(
+            return self._never(
                 too_long(
                     f"The request has {spec.known_tokens} tokens, but this replica's KV pool "
                     f"holds {self.pool_tokens} in all."
@@ -120,6 +128,8 @@ class Ledger:
             return self.outgrown(candidate)
         if len(running) >= limits.max_running:
             return Later("seats")
+        if self.turns(running) >= limits.max_prefills:
+            return Later("prefills")
         if limits.blocks(known) - hit_blocks > available:
             return Later("blocks")
         headroom = self.usable_blocks // HEADROOM_SHARE
@@ -127,14 +137,23 @@ class Ledger:
             return Later("headroom")
         return Granted()
 
+    @staticmethod
+    def turns(running: Sequence[Request]) -> int:
+        """Prompts that are computed by turns now."""
+        return sum(request.debt > 1 for request in running)
+
     def outgrown(self, request: Request) -> Never:
         """The answer for a request that is alone and still finds no block for its next token."""
-        return Never(
+        return self._never(
             too_long(
                 f"The request reached {len(request.tokens)} tokens, but this replica's KV pool "
                 f"holds {self.pool_tokens} in all."
             )
         )
+
+    def _never(self, error: CoreError) -> Never:
+        self.never[str(error.code)] += 1
+        return Never(error)
 
     def _peak(self, candidate: Request, hit_blocks: int, running: Sequence[Request]) -> int:
         """The most blocks that will be needed at once, if answers end when they are believed to."""

@@ -48,7 +48,7 @@ class Lifecycle:
         self.lengths = lengths
         self.tiers = tiers
         self.outputs: list[ChildOutput] = []
-        self.preemptions = 0
+        self.preemptions = self.recomputed_tokens = 0
 
     def hold(self, child: ChildId) -> None:
         """Schedule nothing of it until `resume`; idempotent."""
@@ -107,6 +107,7 @@ class Lifecycle:
             return
         if request.state is State.DRAINING:
             request.recomputed_tokens += request.committed
+            self.recomputed_tokens += request.committed
             self._release(request)
             self.table.move(request, State.HELD if request.on_hold else State.QUEUED)
         elif request.state in (State.ABORTING, State.FINISHING):

@@ -64,7 +64,7 @@ class Planner:
         self._table = lifecycle.table
         self._cache: PrefixCache = lifecycle.cache
         self._victims = Victims(lifecycle.cache, timing)
-        self._blocked: tuple[int, int, int] | None = None
+        self._blocked: tuple[int, int, int, int] | None = None
 
     def plan(self, plan_id: PlanId, now_s: float, ahead: bool = False) -> ExecutionPlan | None:
         """The next step, or None when nothing can run now. `ahead`: another one is in flight."""
@@ -193,17 +193,12 @@ class Planner:
         )
 
     def _admit_waiting(self, draft: Draft, now_s: float) -> None:
-        """Start what fits beside those that run, as many prompts at once as take turns."""
-        prefills = sum(request.debt > 1 for request in self._table.running)
+        """Start what fits beside those that run."""
         for request in self._table.waiting[:SCAN_REQUESTS]:
-            if prefills >= self._limits.max_prefills:
-                self.later["prefills"] += 1
-                return
             if self._leader(request) is not None:
                 self.later["cold_prefix"] += 1
             elif not self._try_admit(request, draft, now_s):
                 return
-            prefills += request.state is State.RUNNING and request.debt > 1
 
     def _leader(self, request: Request) -> Request | None:
         """A request that is about to have the next block which this one needs too."""
@@ -220,7 +215,8 @@ class Planner:
     def _try_admit(self, request: Request, draft: Draft, now_s: float) -> bool:
         """Admit it, or say no to it, or leave it; False when the queue has to wait behind it."""
         seated = [*self._table.running, *self._table.loading]
-        if seated and self._blocked == (request.child, self._cache.available, len(seated)):
+        turns = self._ledger.turns(seated)
+        if seated and self._blocked == (request.child, self._cache.available, len(seated), turns):
             return False
         block_tokens = self._limits.block_tokens
         limit = request.cache_limit // block_tokens
@@ -236,7 +232,7 @@ class Planner:
             return not draft.starved and self._try_admit(request, draft, now_s)
         if isinstance(answer, Later):
             self.later[answer.reason] += 1
-            self._blocked = (request.child, self._cache.available, len(seated))
+            self._blocked = (request.child, self._cache.available, len(seated), turns)
             return False
         if isinstance(answer, Never):
             self._lifecycle.refuse(request, answer.error)
@@ -286,6 +282,7 @@ class Planner:
         """`tokens` tokens came from a cache, on the device or below it."""
         if request.preemptions:
             request.recomputed_tokens = max(0, request.recomputed_tokens - tokens)
+            self._lifecycle.recomputed_tokens -= tokens
             return
         # Of a request that goes on from elsewhere the whole prompt may lie in the cache.
         before = request.cached_tokens

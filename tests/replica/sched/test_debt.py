@@ -35,6 +35,8 @@ def request_of(prompt: int) -> Request:
         ("the last chunk in flight", 0, 1, 10, 1),
         ("decoding", 3, 0, 12, 1),
         ("a decode in flight", 3, 1, 13, 1),
+        ("a decode in flight and the next one planned", 3, 2, 14, 1),
+        ("a middle chunk in flight and the last one planned", 0, 1, 10, 1),
         ("resumed without a hit", 3, 0, 0, 13),
         ("resumed with a hit", 3, 0, 8, 5),
     ],

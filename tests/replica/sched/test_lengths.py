@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from replica.sched.ledger import HORIZON_TOKENS
 from replica.sched.lengths import ENOUGH, KEPT, MAX_TENANTS, MOST_QUANTILE, OutputLengths
-from replica.sched.order import first_come
 from replica.sched.request import Request
 from tests.replica.sched.rig import Bench, sampling, tokens_of
 
@@ -14,7 +13,7 @@ def request(generated: int = 0, most: int = 1_000, **fields: object) -> Request:
     ignore = bool(fields.pop("ignore_eos", False))
     bench.add(tokens_of(1, 5), sampling(most, ignore_eos=ignore), **fields)
     (spec,) = bench.specs.values()
-    made = Request(spec, first_come(spec))
+    made = Request(spec)
     made.tokens.extend([1] * generated)
     return made
 

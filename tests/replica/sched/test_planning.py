@@ -256,3 +256,33 @@ def test_a_policy_orders_and_its_order_is_kept_by_ranks() -> None:
     long, short = bench.add(tokens_of(1, 9), sampling(1)), bench.add(tokens_of(2, 3), sampling(1))
     assert list(shape(bench.step())) == [short]
     assert list(shape(bench.step())) == [long]
+
+
+def test_the_ledger_says_why_not_yet_and_why_never() -> None:
+    bench = Bench(total_blocks=16, block_tokens=4, max_running=2, max_prefills=1, max_step_tokens=4)
+    planner, ledger = bench.scheduler.planner, bench.scheduler.ledger
+    bench.add(tokens_of(1, 12), sampling(20))
+    bench.add(tokens_of(2, 6), sampling(2))
+    bench.step()
+    assert planner.later == {"prefills": 1}
+    bench.add(tokens_of(3, 100), sampling(2))
+    bench.add((), sampling(2))
+    assert ledger.never == {"context_length_exceeded": 1, "invalid_value": 1}
+    while bench.finish(2) is None:
+        bench.step()
+    for seed in (4, 5):
+        bench.add(tokens_of(seed, 40), sampling(30))
+    bench.step()
+    assert planner.later["headroom"] + planner.later["blocks"] == 1
+    bench.run()
+
+
+def test_one_that_waits_for_a_turn_gets_it_when_a_prompt_is_done() -> None:
+    bench = Bench(total_blocks=64, max_prefills=1, max_step_tokens=8)
+    bench.add(tokens_of(1, 20), sampling(40))
+    second = bench.add(tokens_of(2, 6), sampling(2))
+    for _ in range(4):
+        bench.step()
+    assert bench.tokens(second)
+    bench.run()
+    bench.assert_right()
