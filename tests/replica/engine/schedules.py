@@ -15,12 +15,15 @@ from tests.replica.sched.rig import chain_of, real_key, sampling
 
 @dataclass
 class Schedule:
-    """Knobs of one schedule. A small `total_blocks` and `horizon_tokens` force preemptions."""
+    """Knobs of one schedule. A small `total_blocks` and `horizon_tokens` force preemptions, and
+    `retract_every_steps` does."""
 
     total_blocks: int | None = None
     max_running: int = 16
     max_step_tokens: int = 512
     horizon_tokens: int = 64
+    retract_every_steps: int = 0
+    overlap: bool = False
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Outcome:
     cached_tokens: list[int] = field(default_factory=list)
     preemptions: int = 0
     plans: int = 0
+    ahead: int = 0
 
 
 def request_of(child: int, prompt: Sequence[int], wanted: int, block_tokens: int) -> EngineRequest:
@@ -39,7 +43,7 @@ def request_of(child: int, prompt: Sequence[int], wanted: int, block_tokens: int
         child=ChildId(child),
         prompt=tuple(prompt),
         chain=chain_of(prompt, block_tokens),
-        params=sampling(wanted, ignore_eos=True),
+        params=sampling(wanted),
         seed=0,
         eos_ids=frozenset(),
         tenant="t",
@@ -52,6 +56,7 @@ class Engine:
 
     def __init__(self, runner: Runner, schedule: Schedule) -> None:
         self.runner = runner
+        self._overlap = schedule.overlap
         self.scheduler = Scheduler(
             Limits(
                 total_blocks=schedule.total_blocks or runner.total_blocks,
@@ -61,6 +66,7 @@ class Engine:
                 max_step_tokens=schedule.max_step_tokens,
                 max_waiting_tokens=1 << 30,
                 horizon_tokens=schedule.horizon_tokens,
+                retract_every_steps=schedule.retract_every_steps,
             ),
             real_key,
         )
@@ -77,10 +83,12 @@ class Engine:
             self._children += 1
         outcome.tokens = [[] for _ in prompts]
         outcome.cached_tokens = [0 for _ in prompts]
-        while scheduler.runnable:
-            plan = scheduler.plan(1.0)
+        while scheduler.runnable or scheduler.in_flight:
+            plan = scheduler.in_flight[0] if scheduler.in_flight else scheduler.plan(1.0)
             if plan is not None:
                 outcome.plans += 1
+                if self._overlap:
+                    outcome.ahead += scheduler.plan_ahead(1.0) is not None
                 scheduler.commit(self.runner.execute(plan))
             for output in scheduler.take_outputs():
                 assert output.error is None

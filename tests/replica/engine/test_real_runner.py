@@ -24,6 +24,8 @@ SCHEDULES = {
     "batched": Schedule(),
     "chunked": Schedule(max_step_tokens=24),
     "preempted": Schedule(total_blocks=20, horizon_tokens=1),
+    "retracted": Schedule(retract_every_steps=5),
+    "overlapped": Schedule(overlap=True, max_step_tokens=24),
 }
 
 
@@ -54,7 +56,8 @@ def test_c11_no_schedule_changes_a_token(tiny_runner: Runner, name: str) -> None
     engine = Engine(tiny_runner, SCHEDULES[name])
     cold = engine.run(prompts(), 24)
     assert cold.tokens == wanted
-    assert (cold.preemptions > 0) == (name == "preempted")
+    assert (cold.preemptions > 0) == (name in ("preempted", "retracted"))
+    assert (cold.ahead > 0) == (name == "overlapped")
     warm = engine.run(prompts(), 24)
     assert warm.tokens == wanted
     assert sum(warm.cached_tokens) > 0
@@ -88,6 +91,6 @@ def test_golden_tokens_under_every_schedule(real_model: Path, name: str, dtype: 
         outcome = engine.run([line["prompt_ids"] for line in lines], 32)
         for line, tokens in zip(lines, outcome.tokens, strict=True):
             assert_golden(line, tokens, dtype)
-        assert (outcome.preemptions > 0) == (name == "preempted")
+        assert (outcome.preemptions > 0) == (name in ("preempted", "retracted"))
         assert sum(outcome.cached_tokens) > 0 or (name == "alone" and not turn)
     runner.close()
