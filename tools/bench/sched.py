@@ -1,6 +1,7 @@
 """What the scheduler itself costs: CPU microseconds of plan and commit per step, without a model.
 
-With --chunking also what a long prompt costs 16 others that decode, on the real model.
+With --chunking also what a long prompt costs 16 others that decode, and with --overlap what
+planning ahead brings, on the real model.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from replica.runner.build import build_runner
 from replica.sched.ledger import Limits
 from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, RowResult
 from replica.sched.scheduler import Scheduler
+from tools.bench import overlap
 from tools.bench.chunking import ChunkingBench
 from tools.fetch import default_model
 from tools.flags import factor, output_file, positive
@@ -94,13 +96,19 @@ def costs(samples: list[tuple[float, float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def chunking(itl_target_ms: float) -> dict[str, dict[str, float]]:
-    """The default model's figures; see tools.bench.chunking."""
+def on_the_model(flags: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """The default model's figures; see tools.bench.chunking and tools.bench.overlap."""
     card = load_card(default_model())
     runner = build_runner(card, ReplicaConfig(id="bench", kv_blocks=1_024))
-    modes = ChunkingBench(runner, card.shape.vocab).measure(itl_target_ms)
+    found = {}
+    if flags.overlap:
+        ahead = overlap.measure(runner)
+        found |= {f"overlap_{name}": asdict(outcome) for name, outcome in ahead.items()}
+    if flags.chunking:
+        modes = ChunkingBench(runner, card.shape.vocab).measure(flags.itl_target_ms)
+        found |= {f"chunking_{name}": asdict(outcome) for name, outcome in modes.items()}
     runner.close()
-    return {f"chunking_{name}": asdict(outcome) for name, outcome in modes.items()}
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -109,14 +117,15 @@ def main(arguments: list[str] | None = None) -> int:
     for name, default in (("rows", 32), ("context", 2_000), ("waiting", 200), ("steps", 400)):
         parser.add_argument(f"--{name}", type=positive, default=default)
     parser.add_argument("--chunking", action="store_true", help="also with the real model")
+    parser.add_argument("--overlap", action="store_true", help="what planning ahead brings")
     parser.add_argument("--itl-target-ms", type=factor, default=200.0)
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
     flags = parser.parse_args(arguments)
     found = costs(measure(flags.rows, flags.context, flags.waiting, flags.steps))
-    if flags.chunking:
-        found |= chunking(flags.itl_target_ms)
+    if flags.chunking or flags.overlap:
+        found |= on_the_model(flags)
     for name, values in found.items():
-        print(f"{name:>15}  " + "  ".join(f"{key} {value:.0f}" for key, value in values.items()))
+        print(f"{name:>15}  " + "  ".join(f"{key} {value:.4g}" for key, value in values.items()))
     if flags.json:
         flags.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
