@@ -302,6 +302,13 @@ class FakeReplica:
             if transport is not None:
                 transport.abort()
 
+    def stop_reading(self) -> None:
+        """Take nothing more off the sockets, which stay open."""
+        for ws in self._sockets:
+            transport = ws._req.transport if ws._req is not None else None
+            if transport is not None:
+                transport.pause_reading()
+
     def quiet(self) -> None:
         """Stop the heartbeats."""
         if self._heart is not None:

@@ -11,6 +11,7 @@ from events.errors import CoreError, UserError
 from events.output import CacheCleared, LinkWelcome
 from events.request import LINK_VERSION, Abort, SamplingParams
 from events.wire import encode
+from router.dispatch import link as link_module
 from router.dispatch.address import AllowList
 from router.dispatch.failover import RetryBudget
 from router.dispatch.introduction import LinkTarget
@@ -246,6 +247,24 @@ async def test_R17_a_malformed_frame_is_a_broken_link(rig: Rig) -> None:
     assert rig.chooser.statuses == ["transport", "ok"]
     await until(lambda: rig.links.get("r0").counts["malformed"] == 1)
     await rig.up()
+
+
+async def test_R15_a_socket_that_takes_nothing_is_given_up(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deafen(call):
+        call.replica.stop_reading()
+
+    monkeypatch.setattr(link_module, "SEND_S", 0.2)
+    rig.replicas[0].script = deafen
+    asking = asyncio.create_task(collect(rig.run()))
+    await rig.replicas[0].wait_calls(1)
+    link = rig.links.get("r0")
+    while link.unsent_bytes == 0:
+        link.control(Abort(request_id="x" * 1_000_000, attempt=1))
+        await asyncio.sleep(0)
+    assert await asyncio.wait_for(asking, 5) == "one two three"
+    assert rig.chooser.statuses == ["transport", "ok"]
 
 
 @pytest.mark.parametrize(
