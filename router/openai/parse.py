@@ -10,6 +10,7 @@ from router.openai import faults
 from router.openai.body import load_object
 from router.openai.fields import walk
 from router.openai.parameters import chat_table, completion_table
+from router.openai.plain import read_plain
 from router.openai.schema import ChatRequest, CompletionRequest, Controls, Limits
 from router.openai.tools.choice import Calls, ToolChoice, calls_grammar
 
@@ -124,7 +125,7 @@ def _check_form(param: str, grammar: Grammar | None, limits: Limits) -> None:
 
 def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
     """The body of POST /v1/chat/completions. Raises UserError."""
-    return read_chat(load_object(body), limits)
+    return read_plain(body, limits) or read_chat(load_object(body), limits)
 
 
 def read_chat(document: Mapping[str, Any], limits: Limits) -> ChatRequest:
