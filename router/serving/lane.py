@@ -40,7 +40,7 @@ class Lane:
         status = 499
         try:
             response = await answer(request, self._handler)
-            if not response.prepared:
+            if not (response.prepared or isinstance(response, JsonAnswer)):
                 mark(request, response.headers)
             status = response.status
             return response
@@ -48,12 +48,16 @@ class Lane:
             self._metrics.answered(self._route, status)
 
 
+_SERVER = f"Server: {SERVER_SOFTWARE}\r\n\r\n"
+
+
 class JsonAnswer(web.StreamResponse):
-    """A whole answer, 200, head and body written as one."""
+    """A whole answer, 200, head and body written as one; it marks itself."""
 
     def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:
-        super().__init__(headers=headers)
+        super().__init__()
         self._whole = body
+        self._said = headers
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write all of it. Raises ConnectionError."""
@@ -62,8 +66,7 @@ class JsonAnswer(web.StreamResponse):
         writer = request.writer
         if self._keep_alive is None:
             self._keep_alive = request.keep_alive
-        mark(request, self.headers)
-        data = self._head(request.version) + self._whole
+        data = self._head(request) + self._whole
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ClientConnectionResetError("the client is gone")
@@ -77,13 +80,15 @@ class JsonAnswer(web.StreamResponse):
     async def write_eof(self, data: bytes = b"") -> None:
         """Nothing is left to be written."""
 
-    def _head(self, version: tuple[int, int]) -> bytes:
-        lines = [f"HTTP/{version[0]}.{version[1]} 200 OK"]
-        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+    def _head(self, request: web.BaseRequest) -> bytes:
+        version = request.version
+        said = {**self._said, **id_headers(request), **limit_headers(request)}
         if (version >= HttpVersion11) != self._keep_alive:
-            lines.append(f"Connection: {'keep-alive' if self._keep_alive else 'close'}")
-        lines.append(
+            said["Connection"] = "keep-alive" if self._keep_alive else "close"
+        lines = [f"{name}: {value}" for name, value in said.items()]
+        head = (
+            f"HTTP/{version[0]}.{version[1]} 200 OK\r\n" + "\r\n".join(lines) + "\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(self._whole)}\r\n"
-            f"Date: {rfc822_formatted_time()}\r\nServer: {SERVER_SOFTWARE}\r\n\r\n"
+            f"Date: {rfc822_formatted_time()}\r\n{_SERVER}"
         )
-        return "\r\n".join(lines).encode()
+        return head.encode()
