@@ -167,8 +167,7 @@ class RouterBrain:
         if cached_tokens is not None:
             self._observe(entry, cached_tokens, ttft_ms)
         query = entry.query
-        self.fleet.expect_shown(replica, entry.boot, query.chain, query.public_cut_blocks)
-        self.fleet.replica_alive(replica, entry.boot)
+        self.fleet.replica_alive(replica, entry.boot, query.chain, query.public_cut_blocks)
 
     def assume_prefilled(self, decision_id: str) -> None:
         """The prefill is taken to be over: only its reservation knows."""

@@ -195,11 +195,16 @@ class Fleet:
         if member is not None:
             member.breaker.failure(self._clock())
 
-    def replica_alive(self, replica: str, boot: int) -> None:
-        """A request got its first token."""
+    def replica_alive(
+        self, replica: str, boot: int, chain: KeyChain, public_cut_blocks: int = 0
+    ) -> None:
+        """A request got its first token: its prompt was just computed there, so that its head must
+        show in the digest before long."""
         member = self._current(replica, boot)
         if member is not None:
-            member.breaker.alive(self._clock())
+            now_s = self._clock()
+            member.breaker.alive(now_s)
+            self._evidence.expect_shown(member, chain, public_cut_blocks, now_s)
 
     def replica_served(self, replica: str, boot: int) -> None:
         """A request was served to its end."""
@@ -228,14 +233,6 @@ class Fleet:
         trust = member.trust
         trust.observe(predicted, cached_tokens, ttft_ms)
         self.alarms.set(trust.false_hits, "false_hits", replica, f"trust {trust.value:.2f}")
-
-    def expect_shown(
-        self, replica: str, boot: int, chain: KeyChain, public_cut_blocks: int = 0
-    ) -> None:
-        """This prompt was just computed there: its head must show in the digest before long."""
-        member = self._current(replica, boot)
-        if member is not None:
-            self._evidence.expect_shown(member, chain, public_cut_blocks, self._clock())
 
     def on_fence(self, listener: FenceListener) -> None:
         """Register for the end of lives."""
