@@ -103,13 +103,15 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where KV blocks go besides the device, and come back from.
 
-    `host`: "inproc" (this process's own memory), "off", the path of a kvd's socket, or "auto": the
-    kvd that `warmroute up` has started, else as "inproc". `host_bytes`: how much the host's store
-    may hold. `remote`: the URL of a store for all hosts, empty for none; its blocks live
-    `remote_ttl_s` after their last use. `peers`: URLs of other hosts' stores, which are only read.
-    A load that takes longer than `load_deadline_ms` is given up, and a question longer than
-    `lookup_ms`. One of `check_one_in` loads is compared with what is computed here; 0 compares
-    none.
+    `host`: "auto" or "inproc" (this process's own memory), "off", or the path of a kvd's socket, as
+    `warmroute up` has it. `host_bytes`: how much the host's store may hold. `remote`: the URL of a
+    store for all hosts, empty for none; its blocks live `remote_ttl_s` after their last use.
+    `peers`: URLs of other hosts' stores, which are only read. A load that takes longer than
+    `load_deadline_ms` is given up, and a question longer than `lookup_ms`. One of `check_one_in`
+    loads is compared with what is computed here; 0 compares none.
+
+    Of kvd: one tenant may take `tenant_share` of it. With a `peer_host` it serves blocks to hosts
+    that know the cluster's secret, and with a `metrics_port` Prometheus on loopback.
     """
 
     host: str = "auto"
@@ -122,6 +124,10 @@ class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lookup_ms: _Millis = 100.0
     write_deadline_ms: _Millis = 5_000.0
     check_one_in: _Count = 256
+    tenant_share: _Ratio = 0.5
+    peer_host: str = ""
+    peer_port: _Port = 0
+    metrics_port: _Port = 0
 
 
 class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@ COMMANDS = {
     "warm": ("tools.warm", "make prompts warm on k replicas, and prove it"),
     "explain": ("tools.explain", "say where a prompt would go and why; nothing is sent"),
     "doctor": ("tools.doctor.command", "say what this set-up lacks, or what a replica can hold"),
+    "kv": ("tools.kv.command", "what the host's shared KV memory holds; check it, empty it"),
     "bridge": ("tools.bridge.command", "tell the routers what a vLLM or SGLang server has cached"),
     "sim": ("tools.sim.command", "replay a trace over simulated replicas, policy by policy"),
     "bench": ("tools.bench.cli", "measure what routing gains here, and the engine alone"),

@@ -6,6 +6,9 @@ from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
+_DEFAULT_SHARE = 4
+_MAX_DEFAULT_BYTES = 1 << 30
+_MIN_DEFAULT_BYTES = 16 << 20
 
 
 def available_bytes(meminfo: Path = _MEMINFO, group: Path = _GROUP) -> int | None:
@@ -33,3 +36,11 @@ def _group(group: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return None if limit == "max" else max(0, int(limit) - used)
+
+
+def default_bytes(meminfo: Path = _MEMINFO, group: Path = _GROUP) -> int:
+    """What an arena takes that nobody has given a size: a quarter of what is free, at most 1 GiB,
+    since all of it is taken at the start."""
+    available = available_bytes(meminfo, group)
+    share = _MAX_DEFAULT_BYTES if available is None else available // _DEFAULT_SHARE
+    return max(_MIN_DEFAULT_BYTES, min(share, _MAX_DEFAULT_BYTES))

@@ -1,66 +1,73 @@
-"""kvd as a process: `python -m kvstore.kvd --socket PATH --bytes N`.
+"""kvd as a process: `python -m kvstore.kvd --socket PATH`, or `--config cluster.toml`.
 
 Prints `READY unix:PATH` once users may come. A caller's mistake is one line on stderr.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import ExitStack
 
+from events.errors import WarmrouteError
 from events.parent import follow_parent
 from kvstore.arena.arena import Arena, ArenaLimits
 from kvstore.arena.segment import UNIT_BYTES, Segment, round_up
-from kvstore.errors import StoreError
+from kvstore.arena.source import ArenaSource
+from kvstore.kvd.metrics import serve_metrics
 from kvstore.kvd.place import Place
 from kvstore.kvd.server import serve
+from kvstore.kvd.settings import KvdSettings, settings_of
+from kvstore.peer.server import PeerServer
+
+log = logging.getLogger("kvd")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0 after a stop on request, 1 after anything else."""
     parent = os.getppid()
-    options = _options(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     try:
-        if options.die_with_parent:
+        settings = settings_of(argv)
+        if settings.die_with_parent:
             follow_parent(parent)
-        asyncio.run(_serve(options))
-    except (StoreError, OSError) as error:
+        asyncio.run(_serve(settings))
+    except (ValueError, OSError, WarmrouteError) as error:
         print(f"kvd: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="kvstore.kvd", description="A host's shared KV memory.")
-    parser.add_argument("--socket", type=Path, required=True, help="where users find it")
-    parser.add_argument("--bytes", type=int, required=True, help="how much memory it takes")
-    parser.add_argument(
-        "--tenant-share", type=float, default=0.5, help="how much of it one tenant may take"
-    )
-    parser.add_argument("--die-with-parent", action="store_true", help="stop when the parent ends")
-    return parser.parse_args(argv)
-
-
-async def _serve(options: argparse.Namespace) -> None:
+async def _serve(settings: KvdSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    place = Place(options.socket)
-    try:
-        segment = Segment.shared(max(UNIT_BYTES, round_up(options.bytes)))
-        arena = Arena(segment, ArenaLimits(scope_share=options.tenant_share))
+    with ExitStack() as stack:
+        place = Place(settings.socket)
+        stack.callback(place.leave)
+        segment = Segment.shared(max(UNIT_BYTES, round_up(settings.arena_bytes)))
+        arena = Arena(segment, ArenaLimits(scope_share=settings.tenant_share))
+        _serve_beside(arena, settings, stack)
         listener = place.listen()
-        print(f"READY unix:{options.socket}", flush=True)
+        print(f"READY unix:{settings.socket}", flush=True)
         await serve(arena, listener, place.boot, stop)
-    finally:
-        place.leave()
+
+
+def _serve_beside(arena: Arena, settings: KvdSettings, stack: ExitStack) -> None:
+    """What has threads of its own: other hosts, and whoever reads metrics."""
+    if settings.peer_host:
+        source = ArenaSource(arena, "peers")
+        peers = PeerServer(source, settings.secret, settings.peer_host, settings.peer_port)
+        peers.start()
+        stack.callback(source.close)
+        stack.callback(peers.close)
+        log.info("other hosts find the blocks at %s", peers.url)
+    if settings.metrics_port:
+        stack.callback(serve_metrics(arena.stats, settings.metrics_port))
 
 
 if __name__ == "__main__":

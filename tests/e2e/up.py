@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 START_S = 120.0
+COMMAND = (sys.executable, "-m", "tools.cli", "up")
 
 
 class Up:
@@ -27,7 +28,7 @@ class Up:
         self._lines: list[str] = []
         self._ready = threading.Event()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tools.cli", "up", "--state", str(state), *flags],
+            [*COMMAND, "--state", str(state), "--host-kv-mib", "16", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -20,7 +20,10 @@ from configs.schema import ClusterConfig
 from tools.errors import CommandError
 
 OWN_ENTRIES = frozenset(
-    "boots cluster.toml cluster.toml.new keys.json keys.json.new lock logs nats".split()
+    (
+        "boots cluster.toml cluster.toml.new keys.json keys.json.new kvd.sock kvd.sock.lock lock"
+        " logs nats"
+    ).split()
 )
 """What a state folder may hold."""
 
@@ -44,6 +47,11 @@ class ClusterState:
     def cluster_file(self) -> Path:
         """Where every process of the cluster reads its settings."""
         return self.folder / "cluster.toml"
+
+    @property
+    def kvd_socket(self) -> Path:
+        """Where replicas find the host's shared KV memory."""
+        return self.folder / "kvd.sock"
 
     def log(self, name: str) -> Path:
         """The log of one child."""

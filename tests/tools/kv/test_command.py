@@ -1,0 +1,119 @@
+"""`warmroute kv` against a real daemon with real blocks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.load import to_toml
+from configs.schema import ClusterConfig, KvConfig, ModelConfig, TenantConfig
+from kvstore.identity import BlockIdentity
+from kvstore.kvd.client import Kvd, open_tier
+from router.tenancy.tenants import scope_salt
+from tests.kvstore.batches import put, writes_of
+from tests.kvstore.blocks import CLUSTER_KEY, LAYOUT, run_of
+from tests.kvstore.kvd.daemon import Daemon
+from tools.cli import main
+
+MINE = scope_salt(CLUSTER_KEY, "mine", "private")
+GROUP = scope_salt(CLUSTER_KEY, "theirs", "group:g")
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("state")
+    config = ClusterConfig(
+        secret=CLUSTER_KEY.hex(),
+        model=ModelConfig(path="m"),
+        kv=KvConfig(host=str(folder / "kvd.sock")),
+        tenants=(TenantConfig(name="theirs", key_sha256=(), scope="group:g"),),
+    )
+    (folder / "cluster.toml").write_text(to_toml(config))
+    with Daemon(folder / "kvd.sock"):
+        yield folder
+
+
+@pytest.fixture
+def blocks(state: Path) -> Iterator[list[BlockIdentity]]:
+    """Two of one tenant, three of another, one public; nothing else."""
+    tier = open_tier(state / "kvd.sock", "writer")
+    found = [*run_of(2, salt=MINE), *run_of(3, salt=GROUP), *run_of(1, salt=b"")]
+    put(tier, writes_of(found))
+    yield found
+    tier.close()
+    assert main(["kv", "flush", "--state", str(state)]) == 0
+
+
+def kv(
+    state: Path, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, dict[str, object]]:
+    status = main(["kv", *words, "--state", str(state), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_stats_say_what_each_tenant_takes(
+    state: Path, blocks: list[BlockIdentity], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, stats = kv(state, capsys, "stats")
+    assert stats["blocks"] == len(blocks)
+    scopes = stats["scopes"]
+    assert isinstance(scopes, list)
+    assert sorted(scope["blocks"] for scope in scopes) == [1, 2, 3]
+    assert main(["kv", "stats", "--state", str(state)]) == 0
+    shown = capsys.readouterr().out
+    assert "public" in shown
+    assert "6 blocks" in shown
+
+
+def test_inspect_lists_headers_and_never_tokens(
+    state: Path, blocks: list[BlockIdentity], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["kv", "inspect", "--state", str(state), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert [block["key"] for block in shown] == sorted(block.key.hex() for block in blocks)
+    assert all("token" not in name or name == "tokens" for name in shown[0])
+    assert {block["tokens"] for block in shown} == {LAYOUT.block_tokens}
+    chosen = blocks[3].key.hex()
+    assert main(["kv", "inspect", chosen[:10], "--state", str(state), "--json"]) == 0
+    assert [block["index"] for block in json.loads(capsys.readouterr().out)] == [blocks[3].index]
+    assert main(["kv", "inspect", "--limit", "2", "--state", str(state)]) == 0
+    assert capsys.readouterr().out.count("bfloat16") == 2
+
+
+def test_verify_finds_and_removes_a_block_that_was_spoilt(
+    state: Path, blocks: list[BlockIdentity], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kv(state, capsys, "verify") == (0, {"right": 6, "wrong": {}})
+    deadline = time.monotonic() + 10
+    control = Kvd(state / "kvd.sock", "spoiler").connect("x", deadline)
+    (opened,) = control.open([blocks[2].key], deadline)
+    control.segment.slot(opened.place.offset, LAYOUT.payload_bytes)[77] ^= 1
+    control.close()
+    assert kv(state, capsys, "verify") == (1, {"right": 5, "wrong": {"payload": 1}})
+    assert main(["kv", "verify", "--state", str(state)]) == 0
+    assert capsys.readouterr().out == "5 blocks are right; wrong and removed: none\n"
+
+
+def test_flush_takes_one_tenants_blocks(
+    state: Path, blocks: list[BlockIdentity], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kv(state, capsys, "flush", "--tenant", "theirs") == (0, {"removed": 3})
+    assert kv(state, capsys, "flush", "--tenant", "mine") == (0, {"removed": 2})
+    assert kv(state, capsys, "flush") == (0, {"removed": 1})
+
+
+def test_where_there_is_no_daemon_it_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kv", "stats", "--socket", str(tmp_path / "none")]) == 1
+    assert "no kvd at" in capsys.readouterr().err
+    assert main(["kv", "flush", "--state", str(tmp_path)]) == 1
+    config = ClusterConfig(secret=CLUSTER_KEY.hex(), model=ModelConfig(path="m"))
+    (tmp_path / "cluster.toml").write_text(to_toml(config))
+    assert main(["kv", "stats", "--state", str(tmp_path)]) == 1
+    assert "this cluster has no kvd" in capsys.readouterr().err

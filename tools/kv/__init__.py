@@ -1,0 +1,1 @@
+"""`warmroute kv`: looking after the host's shared KV memory."""
