@@ -34,7 +34,7 @@ def print_report(report: Report) -> None:
         "up for": f"{report.uptime_s:.0f} s",
     }
     for name, line in lines.items():
-        console.print(f"{name:8} {line}", highlight=False)
+        console.print(f"{name:8} {line}", highlight=False, soft_wrap=True)
     if stats.scopes:
         table = Table("owner", "MiB", "of at most", "blocks", box=SIMPLE_HEAD)
         for scope in stats.scopes:
@@ -53,7 +53,7 @@ def print_blocks(blocks: Sequence[BlockView]) -> None:
     now_ms = time.time() * 1_000
     for block in blocks:
         table.add_row(
-            block.key,
+            block.key[:16],
             block.owner[:12],
             str(block.index),
             str(block.tokens),
