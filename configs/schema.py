@@ -105,7 +105,8 @@ class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `host`: "auto" or "inproc" (this process's own memory), "off", or the path of a kvd's socket, as
     `warmroute up` has it. `host_bytes`: how much the host's store may hold. `remote`: the URL of a
-    store for all hosts, empty for none; its blocks live `remote_ttl_s` after their last use.
+    store for all hosts, empty for none; its blocks live `remote_ttl_s` after their last use, and
+    with `remote_seal` only who knows the cluster's secret can read them (AES-GCM, a key a tenant).
     `peers`: URLs of other hosts' stores, which are only read. A load that takes longer than
     `load_deadline_ms` is given up, and a question longer than `lookup_ms`. One of `check_one_in`
     loads is compared with what is computed here; 0 compares none.
@@ -118,6 +119,7 @@ class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host_bytes: _Bytes = 512 * 1024 * 1024
     remote: str = ""
     remote_ttl_s: _Seconds = 86_400.0
+    remote_seal: bool = False
     peers: tuple[str, ...] = ()
     staging_bytes: _Bytes = 64 * 1024 * 1024
     load_deadline_ms: _Millis = 2_000.0

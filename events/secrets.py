@@ -32,6 +32,11 @@ def block_mac_key(cluster_secret: bytes) -> bytes:
     return hmac.digest(cluster_secret, b"wr-block-mac-1", "sha256")
 
 
+def seal_key(cluster_secret: bytes, scope: bytes) -> bytes:
+    """What the stored KV blocks of one owner are sealed with: 32 bytes."""
+    return hmac.digest(cluster_secret, b"wr-block-seal-1" + scope, "sha256")
+
+
 def store_name(cluster_secret: bytes, url: str) -> str:
     """A name for a store that says nothing of its URL, which may hold a password: 16 hex digits."""
     return hmac.new(cluster_secret, b"wr-store-1" + url.encode(), hashlib.sha256).hexdigest()[:16]

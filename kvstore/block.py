@@ -87,6 +87,11 @@ def header_of(
     )
 
 
+def encoded_bytes(tokens: int, layers: int) -> int:
+    """How long the header of a block of so many tokens and layers is."""
+    return _FIXED.size + 4 * tokens + SUM_BYTES * layers + _TAIL_BYTES
+
+
 def header_mac(mac_key: bytes, data: Buffer) -> bytes:
     """What only holders of `mac_key` can write over a header's bytes."""
     return hashlib.blake2b(data, digest_size=MAC_BYTES, key=mac_key, person=b"wr-header-1").digest()
@@ -96,7 +101,7 @@ def encode(header: BlockHeader, mac_key: bytes | None = None) -> bytes:
     """The header as bytes, with a MAC where the tier is shared with other hosts."""
     block = header.block
     tokens = len(block.tokens) // 4
-    total = _FIXED.size + len(block.tokens) + len(header.sums) + _TAIL_BYTES
+    total = encoded_bytes(tokens, header.layers)
     fixed = _FIXED.pack(
         *(MAGIC, VERSION, 0 if mac_key is None else _HAS_MAC, total, 0, header.payload_bytes),
         *(block.key, block.parent, block.namespace, block.scope, header.layout),

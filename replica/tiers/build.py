@@ -10,6 +10,9 @@ from pathlib import Path
 from configs.load import ConfigError
 from configs.schema import KvConfig
 from events.secrets import block_mac_key, store_name
+from kvstore.arena.arena import Arena, ArenaLimits
+from kvstore.arena.segment import Segment, round_up
+from kvstore.arena.tier import ArenaTier
 from kvstore.cascade import Cascade
 from kvstore.doorkeeper import Doorkeeper
 from kvstore.errors import StoreError
@@ -17,8 +20,9 @@ from kvstore.identity import Namespace
 from kvstore.kvd.client import open_tier
 from kvstore.layout import Layout
 from kvstore.level import Level
-from kvstore.memory import MemoryTier
 from kvstore.remote.build import build_tier
+from kvstore.seal import Sealer
+from kvstore.sealed import SealedTier
 from kvstore.tier import Tier
 from kvstore.verify import Verifier
 from replica.tiers.loader import Loader, LoadSettings
@@ -39,9 +43,7 @@ def build_tiers(
     config: KvConfig, cluster_key: bytes, namespace: Namespace, mover: BlockMover
 ) -> ReplicaTiers | None:
     """The tiers below the device; None where there shall be none. Raises ConfigError."""
-    near, far = host_tier(config), None
-    if config.remote:
-        far = named_tier(config.remote, cluster_key, config.remote_ttl_s)
+    near, far = host_tier(config), remote_tier(config, cluster_key, Layout.of(namespace.layout))
     peers = [named_tier(url, cluster_key, None) for url in config.peers]
     if near is None and far is None and not peers:
         return None
@@ -111,13 +113,24 @@ def host_tier(config: KvConfig) -> Tier | None:
     if config.host == "off":
         return None
     if config.host in ("auto", "inproc"):
-        return MemoryTier(config.host_bytes)
+        segment = Segment.private(round_up(config.host_bytes))
+        return ArenaTier.local(Arena(segment, ArenaLimits(scope_share=config.tenant_share)))
     if not config.host.startswith("/"):
         raise ConfigError(f"kv.host '{config.host}': auto, inproc, off, or the path of a socket")
     try:
         return open_tier(Path(config.host), "replica")
     except StoreError as error:
         raise ConfigError(f"kv.host: {error}") from error
+
+
+def remote_tier(config: KvConfig, cluster_key: bytes, layout: Layout) -> Tier | None:
+    """The store for all hosts. Raises ConfigError."""
+    if not config.remote:
+        return None
+    store = named_tier(config.remote, cluster_key, config.remote_ttl_s)
+    if not config.remote_seal:
+        return store
+    return SealedTier(store, Sealer(cluster_key, layout, block_mac_key(cluster_key)))
 
 
 def named_tier(url: str, cluster_key: bytes, ttl_s: float | None) -> Tier:

@@ -6,15 +6,19 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from configs.load import ConfigError
 from configs.schema import KvConfig
 from events.load import PrefillFit
-from replica.tiers.build import host_tier, named_tier
+from kvstore.layout import Layout
+from kvstore.tier import Tier
+from replica.tiers.build import host_tier, named_tier, remote_tier
+from tests.fakes.mover import fake_layout
 from tests.kvstore.kvd.daemon import Daemon
 from tests.replica.sched.rig import KEY, sampling, tokens_of
-from tests.replica.tiers.rig import tiered
+from tests.replica.tiers.rig import BLOCK_TOKENS, tiered
 
 PROMPT = tokens_of(1, 26)
 
@@ -57,12 +61,13 @@ def test_K2_the_host_s_store_dies_and_nobody_notices_but_the_counters(tmp_path: 
             rig.assert_nothing_left()
 
 
-def test_a_folder_serves_as_the_store_of_all_hosts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seal", [False, True], ids=["plain", "sealed"])
+def test_a_folder_serves_as_the_store_of_all_hosts(tmp_path: Path, seal: bool) -> None:
     url = f"file://{tmp_path / 'blocks'}?max_bytes=10000000"
-    kv = KvConfig(host="off", remote=url, check_one_in=0, staging_bytes=16 << 10)
+    kv = KvConfig(host="off", remote=url, remote_seal=seal, check_one_in=0, staging_bytes=16 << 10)
 
-    def far():
-        return named_tier(url, KEY, 60.0)
+    def far() -> Tier | None:
+        return remote_tier(kv, KEY, Layout.of(fake_layout(BLOCK_TOKENS)))
 
     with tiered(None, far(), kv=kv) as (one, _, _), tiered(None, far(), kv=kv) as (two, runner, _):
         for rig in (one, two):
@@ -75,6 +80,9 @@ def test_a_folder_serves_as_the_store_of_all_hosts(tmp_path: Path) -> None:
         two.assert_right(runner, child)
         assert two.sink.end_of(child).cached_tokens == 24
         assert str(tmp_path) not in str(one.tiers.names)
+        prompt = np.array(PROMPT[:4], "<u4").tobytes()
+        stored = [path.read_bytes() for path in (tmp_path / "blocks").rglob("*") if path.is_file()]
+        assert any(prompt in data for data in stored) is not seal
 
 
 @pytest.mark.parametrize(
