@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xxhash import xxh3_64_digest
 
@@ -58,6 +58,28 @@ class BlockHeader:
     sums: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class HeaderDraft:
+    """A header without checksums, for a tier that makes them while it copies."""
+
+    header: BlockHeader
+    mac_key: bytes | None = None
+
+    @property
+    def scope(self) -> bytes:
+        """Whose block it is."""
+        return self.header.block.scope
+
+    @property
+    def layers(self) -> int:
+        """How many checksums are missing."""
+        return self.header.layers
+
+    def finished(self, sums: bytes) -> bytes:
+        """The header's bytes."""
+        return encode(replace(self.header, sums=sums), self.mac_key)
+
+
 def header_of(
     block: BlockIdentity,
     layout: Layout,
@@ -69,6 +91,18 @@ def header_of(
     """The header of a block that is complete in memory. Raises ValueError on a wrong size."""
     if memoryview(payload).nbytes != layout.payload_bytes:
         raise ValueError(f"a block of this layout has {layout.payload_bytes} bytes")
+    header = unsummed(block, layout, writer_boot, ttl_s, now_ms)
+    return replace(header, sums=layer_sums(payload, layout.layers))
+
+
+def unsummed(
+    block: BlockIdentity,
+    layout: Layout,
+    writer_boot: int,
+    ttl_s: float | None = None,
+    now_ms: int | None = None,
+) -> BlockHeader:
+    """A header without checksums. Raises ValueError where the block has not as many tokens."""
     if len(block.tokens) != 4 * layout.block_tokens:
         raise ValueError(f"a block of this layout has {layout.block_tokens} tokens")
     created_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
@@ -83,7 +117,7 @@ def header_of(
         created_ms=created_ms,
         expires_ms=0 if ttl_s is None else created_ms + max(1, int(ttl_s * 1_000)),
         writer_boot=writer_boot,
-        sums=layer_sums(payload, layout.layers),
+        sums=b"",
     )
 
 

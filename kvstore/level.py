@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
-from kvstore.block import encode, header_of
+from kvstore.block import HeaderDraft, encode, header_of, unsummed
 from kvstore.errors import Reason
 from kvstore.identity import BlockIdentity
 from kvstore.known import Known
@@ -168,11 +168,10 @@ class Level:
         deadline: float,
     ) -> None:
         """Offer blocks; returns when nobody reads the payloads any more."""
-        ttl_s = self._ttl_s
-        writes = []
-        for block, payload in zip(blocks, payloads, strict=True):
-            header = header_of(block, self._layout, payload, writer_boot, ttl_s)
-            writes.append(Write(block.key, encode(header, self._mac_key), payload, ttl_s))
+        writes = [
+            self._offer(block, payload, writer_boot)
+            for block, payload in zip(blocks, payloads, strict=True)
+        ]
         outcomes = self._await(self.tier.put(writes, deadline), deadline)
         counts = self.counts
         there = (Status.STORED, Status.PRESENT)
@@ -190,6 +189,14 @@ class Level:
                     counts.failed[outcome.reason] += 1
                 else:
                     counts.present += 1
+
+    def _offer(self, block: BlockIdentity, payload: memoryview, writer_boot: int) -> Write:
+        layout, ttl_s = self._layout, self._ttl_s
+        if self.tier.caps.drafts:
+            draft = HeaderDraft(unsummed(block, layout, writer_boot, ttl_s), self._mac_key)
+            return Write(block.key, b"", payload, ttl_s, draft)
+        header = header_of(block, layout, payload, writer_boot, ttl_s)
+        return Write(block.key, encode(header, self._mac_key), payload, ttl_s)
 
     def refuse(self, key: bytes, reason: Reason) -> None:
         """A block from here was wrong: nobody shall find it again."""

@@ -17,7 +17,8 @@ from typing import Protocol
 class Caps:
     """What a tier is. `max_value_bytes`: header and payload of one block. `trusted`: only processes
     of this host, under this user, can have written there; elsewhere headers carry a MAC. `shared`:
-    others than this process read it."""
+    others than this process read it. `drafts`: it takes writes whose checksums are still missing.
+    """
 
     name: str
     max_value_bytes: int
@@ -25,6 +26,22 @@ class Caps:
     conditional_put: bool
     trusted: bool
     shared: bool
+    drafts: bool = False
+
+
+class Draft(Protocol):
+    """A header that lacks the checksums of its layers."""
+
+    @property
+    def scope(self) -> bytes:
+        """Whose block it is."""
+
+    @property
+    def layers(self) -> int:
+        """How many checksums are missing."""
+
+    def finished(self, sums: bytes) -> bytes:
+        """The header's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +56,14 @@ class Read:
 @dataclass(frozen=True, slots=True)
 class Write:
     """One block offered. `payload` must not change until the handle has ended; `ttl_s` None lives
-    as long as the tier lets it."""
+    as long as the tier lets it. A tier that takes drafts may get one in place of the header, and
+    makes the checksums while it copies, which costs little."""
 
     key: bytes
     header: bytes
     payload: memoryview
     ttl_s: float | None = None
+    draft: Draft | None = None
 
 
 class Status(StrEnum):

@@ -65,6 +65,7 @@ class ArenaTier:
             conditional_put=True,
             trusted=True,
             shared=shared,
+            drafts=True,
         )
         self._reading = _Line(connect, "read")
         self._writing = _Line(connect, "write")
@@ -220,22 +221,18 @@ class ArenaTier:
             else:
                 outcomes[place] = _refused(answer)
         written = self._copy_in(control, writes, given, job)
-        for place, right in self._commit(control, writes, written, job):
+        for place, right in self._commit(control, written, job):
             outcomes[place] = STORED if right else None
         return [outcome or job.stopping or failed("commit") for outcome in outcomes]
 
     def _commit(
-        self,
-        control: Control,
-        writes: Sequence[Write],
-        written: Sequence[tuple[int, Place]],
-        job: Job,
+        self, control: Control, written: Sequence[tuple[int, Finished]], job: Job
     ) -> Iterator[tuple[int, bool]]:
         """Which blocks are readable now."""
-        done = [Finished(slot, writes[at].header, writes[at].ttl_s) for at, slot in written]
+        done = [block for _, block in written]
         with job.touch(control.interrupt) as allowed:
             if not allowed:
-                control.abort([slot for _, slot in written])
+                control.abort([block.place for block in done])
                 return
             right = control.commit(done, job.deadline)
         yield from zip((at for at, _ in written), right, strict=True)
@@ -246,16 +243,27 @@ class ArenaTier:
         writes: Sequence[Write],
         given: Sequence[tuple[int, Place]],
         job: Job,
-    ) -> Sequence[tuple[int, Place]]:
+    ) -> Sequence[tuple[int, Finished]]:
         """Fills the slots; those that it didn't come to go back."""
-        for count, (at, slot) in enumerate(given):
+        written = []
+        for count, (at, place) in enumerate(given):
             if job.stopping:
-                control.abort([slot for _, slot in given[count:]])
-                return given[:count]
-            payload = np.frombuffer(writes[at].payload, np.uint8)
-            np.copyto(control.segment.slot(slot.offset, len(payload)), payload)
-            self._written_bytes += len(payload)
-        return given
+                control.abort([place for _, place in given[count:]])
+                break
+            header = _filled(control.segment, place, writes[at])
+            written.append((at, Finished(place, header, writes[at].ttl_s)))
+            self._written_bytes += writes[at].payload.nbytes
+        return written
+
+
+def _filled(segment: Segment, place: Place, write: Write) -> bytes:
+    """Copies a block into its slot; its header."""
+    payload = np.frombuffer(write.payload, np.uint8)
+    slot = segment.slot(place.offset, len(payload))
+    if write.draft is not None:
+        return write.draft.finished(copy_sums(slot, payload, write.draft.layers))
+    np.copyto(slot, payload)
+    return write.header
 
 
 class _Line:
@@ -328,6 +336,8 @@ def _groups(sizes: Sequence[int]) -> Iterator[slice]:
 
 def _want(write: Write) -> Want | Outcome:
     """What to ask for; or why it can't be stored, as far as its header says."""
+    if write.draft is not None:
+        return Want(write.key, write.payload.nbytes, write.draft.scope)
     try:
         header = decode(write.header)
     except BadBlockError as error:

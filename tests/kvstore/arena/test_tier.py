@@ -14,14 +14,24 @@ from kvstore.arena.messages import Opened
 from kvstore.arena.segment import Segment
 from kvstore.arena.source import ArenaSource
 from kvstore.arena.tier import ArenaTier
-from kvstore.block import BlockHeader
+from kvstore.block import BlockHeader, HeaderDraft, encode, unsummed
 from kvstore.errors import Reason
 from kvstore.handle import Job
 from kvstore.tier import Health, Read, Status, Write
 from kvstore.verify import Verifier
 from tests.kvstore.batches import SOON_S, get, put, writes_of
-from tests.kvstore.blocks import CLUSTER_KEY, LAYOUT, NOW_MS, encoded, payload_of, run_of
+from tests.kvstore.blocks import (
+    BOOT,
+    CLUSTER_KEY,
+    LAYOUT,
+    NOW_MS,
+    encoded,
+    header_for,
+    payload_of,
+    run_of,
+)
 
+MAC_KEY = b"k" * 32
 VERIFIER = Verifier(CLUSTER_KEY, LAYOUT, now_ms=lambda: NOW_MS)
 
 
@@ -53,6 +63,21 @@ def test_what_was_put_is_read_and_set_once(tier: ArenaTier) -> None:
     assert (stats.hits, stats.stored, stats.present) == (4, 4, 3)
     assert stats.read_bytes == stats.written_bytes == 4 * LAYOUT.payload_bytes
     assert tier.health() is Health.OK
+
+
+def test_checksums_may_be_made_while_a_block_is_copied(tier: ArenaTier) -> None:
+    """What is stored is byte for byte what a writer with a finished header stores."""
+    block, payload = run_of(1)[0], payload_of(3)
+    whole = header_for(block, payload)
+    draft = HeaderDraft(unsummed(block, LAYOUT, BOOT, now_ms=NOW_MS), MAC_KEY)
+    write = Write(block.key, b"", memoryview(payload), None, draft)
+    assert put(tier, [write]) == [Status.STORED]
+    (outcome,), (read,), _ = get(tier, [block.key])
+    assert outcome.header == encode(whole, MAC_KEY)
+    assert read == payload
+    wrong = Write(run_of(2)[1].key, b"", memoryview(payload), None, draft)
+    (outcome,) = tier.put([wrong], time.monotonic() + SOON_S).result(SOON_S)
+    assert (outcome.status, outcome.reason) == (Status.FAILED, "commit")
 
 
 def test_behind_a_hole_all_are_misses(tier: ArenaTier) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from events.load import KVLayout
 from kvstore.arena.tier import ArenaTier
-from kvstore.block import BlockHeader, encode, header_of
+from kvstore.block import BlockHeader, HeaderDraft, unsummed
 from kvstore.identity import BlockIdentity, Namespace, chain, identities
 from kvstore.kvd.client import open_tier
 from kvstore.layout import Layout
@@ -31,8 +31,6 @@ LAYOUT = KVLayout(
 )
 """1 MiB a block."""
 BLOCKS = 32
-BATCH = 8
-"""Blocks that are on their way while the next ones are prepared."""
 ARENA_BYTES = 64 << 20
 ROUNDS = 25
 DEADLINE_S = 30.0
@@ -84,24 +82,16 @@ def copied(blocks: Blocks) -> None:
 
 
 def put(blocks: Blocks, tier: ArenaTier) -> None:
-    """While a batch is copied in the tier's thread, the next one's checksums are made here."""
-    deadline, handles = time.monotonic() + DEADLINE_S, list[Handle]()
-    for start in range(0, BLOCKS, BATCH):
-        writes = [
-            Write(block.key, _header(blocks, block, source), memoryview(source))
-            for block, source in zip(
-                blocks.identities[start : start + BATCH],
-                blocks.source[start : start + BATCH],
-                strict=True,
-            )
-        ]
-        handles.append(tier.put(writes, deadline))
-    for handle in handles:
-        _expect(handle, Status.STORED)
+    """As a replica does it: the checksums are made while the blocks are copied."""
+    writes = [
+        Write(block.key, b"", source.data, None, _draft(blocks, block))
+        for block, source in zip(blocks.identities, blocks.source, strict=True)
+    ]
+    _expect(tier.put(writes, time.monotonic() + DEADLINE_S), Status.STORED)
 
 
-def _header(blocks: Blocks, block: BlockIdentity, source: np.ndarray) -> bytes:
-    return encode(header_of(block, blocks.layout, memoryview(source), writer_boot=1))
+def _draft(blocks: Blocks, block: BlockIdentity) -> HeaderDraft:
+    return HeaderDraft(unsummed(block, blocks.layout, writer_boot=1))
 
 
 def got(blocks: Blocks, tier: ArenaTier) -> None:
