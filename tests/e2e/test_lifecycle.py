@@ -65,9 +65,11 @@ def test_a_start_after_kill_9_works_and_ctrl_c_ends_every_child(
             with OpenAI(base_url=f"{second.url}/v1", api_key=second.key) as client:
                 assert chat(client).choices
             children = second.children()
-            assert len(children) >= 3
+            assert len(children) >= 4  # the bus, kvd, a replica, a router
+            assert (tmp_path / "kvd.sock").exists()
             assert second.interrupt() == 0
             wait_until(lambda: not any(map(alive, children)), what="children end")
+            assert not (tmp_path / "kvd.sock").exists()
         finally:
             second.close()
     finally:

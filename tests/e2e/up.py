@@ -28,7 +28,7 @@ class Up:
         self._lines: list[str] = []
         self._ready = threading.Event()
         self.process = subprocess.Popen(
-            [*COMMAND, "--state", str(state), "--host-kv-mib", "16", *flags],
+            [*COMMAND, "--state", str(state), "--kv-bytes", str(16 << 20), *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -15,6 +15,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 
 from configs.schema import (
     BackendConfig,
@@ -28,6 +29,7 @@ from configs.schema import (
 )
 from events.errors import WarmrouteError
 from events.server import EmbeddedNats
+from kvstore.arena.available import default_bytes
 from tools.admin import AdminClient
 from tools.errors import CommandError
 from tools.up.child import Child, RestartBudget
@@ -45,7 +47,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     """What the user may choose. Ports of 0 are picked by the system; further routers listen on the
-    ports behind `port`."""
+    ports behind `port`. A kvd is started where `kv` says "auto"."""
 
     state: Path
     model: Path
@@ -121,6 +123,20 @@ def router_ports(options: UpOptions) -> tuple[int, ...]:
     return tuple(first + index if first else 0 for index in range(options.routers))
 
 
+def kv_config(options: UpOptions, state: ClusterState) -> KvConfig:
+    """With "auto" all replicas of this machine share one memory, which takes a part of what is
+    free at most where nobody has given its size."""
+    kv = options.kv
+    if kv.host != "auto":
+        return kv
+    if not options.replicas:
+        return msgspec.structs.replace(kv, host="off")
+    size = kv.host_bytes
+    if size == KvConfig().host_bytes:
+        size = min(size, default_bytes())
+    return msgspec.structs.replace(kv, host=str(state.kvd_socket), host_bytes=size)
+
+
 def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> ClusterConfig:
     """The cluster file's content. Bus credentials are not in it: each child gets its own."""
     replicas = tuple(
@@ -132,7 +148,7 @@ def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> Clu
         secret=state.keys.secret,
         model=ModelConfig(path=str(options.model), name=options.model_name),
         bus=BusConfig(url=bus_url),
-        kv=options.kv,
+        kv=kv_config(options, state),
         router=RouterConfig(
             host=options.host,
             port=options.port,
@@ -158,6 +174,7 @@ class LocalCluster:
         self._state: ClusterState | None = None
         self._lock = -1
         self._nats: EmbeddedNats | None = None
+        self._kvd: Child | None = None
         self._replicas: list[Child] = []
         self._bridges: list[Child] = []
         self._routers: list[Child] = []
@@ -200,6 +217,7 @@ class LocalCluster:
         self._lock = lock(self._state)
         self._failed = asyncio.get_running_loop().create_future()
         await self._start_bus()
+        await self._start_kvd()
         await self._start_replicas()
         await self._start_bridges()
         await self._start_routers()
@@ -232,6 +250,15 @@ class LocalCluster:
         log = self.state.log(name)
         log.write_bytes(b"")
         return Child(name, module, args, environ, log)
+
+    async def _start_kvd(self) -> None:
+        if self._options.kv.host != "auto" or not self._options.replicas:
+            return
+        kv = kv_config(self._options, self.state)
+        self._kvd = self._child("kvd", "kvstore.kvd", BusConfig())
+        await self._kvd.start(READY_S)
+        self._say(f"kvd      {kv.host_bytes >> 20} MiB of KV memory for all replicas")
+        self._watch(self._kvd)
 
     async def _start_replicas(self) -> None:
         assert self._nats is not None
@@ -339,7 +366,8 @@ class LocalCluster:
 
     def hurry(self) -> None:
         """Stop waiting for children that drain: kill them."""
-        for child in (*self._routers, *self._bridges, *self._replicas):
+        kvd = () if self._kvd is None else (self._kvd,)
+        for child in (*self._routers, *self._bridges, *self._replicas, *kvd):
             child.kill()
 
     def _fail(self, reason: str) -> None:
@@ -352,6 +380,8 @@ class LocalCluster:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await asyncio.gather(*(child.stop() for child in self._routers))
         await asyncio.gather(*(child.stop() for child in (*self._bridges, *self._replicas)))
+        if self._kvd is not None:
+            await self._kvd.stop()
         if self._nats is not None:
             await self._nats.stop()
         if self._lock >= 0:
