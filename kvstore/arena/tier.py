@@ -85,7 +85,12 @@ class ArenaTier:
         """How many keys from the first one on are there; 0 when the arena can't be asked."""
         try:
             with self._asking.control(deadline) as control:
-                return control.exists_prefix(keys[:MAX_KEYS], deadline)
+                for start in range(0, len(keys), MAX_KEYS):
+                    page = keys[start : start + MAX_KEYS]
+                    there = control.exists_prefix(page, deadline)
+                    if there < len(page):
+                        return start + there
+                return len(keys)
         except StoreError:
             return 0
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Event, Thread
 
 import pytest
 
+from kvstore.arena import tier as arena_tier
 from kvstore.arena.arena import Arena, ArenaLimits
 from kvstore.arena.control import LocalControl
 from kvstore.arena.messages import Opened
-from kvstore.arena.segment import Segment
+from kvstore.arena.segment import Bytes, Segment
 from kvstore.arena.source import ArenaSource
 from kvstore.arena.tier import ArenaTier
 from kvstore.block import BlockHeader, HeaderDraft, encode, unsummed
@@ -175,6 +176,45 @@ def test_K5_a_reader_that_outlasts_its_lease_gets_a_miss_not_another_block(arena
     slow.close()
     quick.close()
     arena.check()
+
+
+class Forgetful(Segment):
+    """In the moment in which a slot is looked at, its block is forgotten."""
+
+    forget: Callable[[], object] | None = None
+
+    def slot(self, offset: int, size: int) -> Bytes:
+        if self.forget is not None:
+            self.forget()
+        return super().slot(offset, size)
+
+
+def test_K5_a_block_that_is_forgotten_during_the_copy_is_a_miss() -> None:
+    segment = Forgetful(1 << 20, None)
+    arena = Arena(segment)
+    tier, (block,) = ArenaTier.local(arena), run_of(1)
+    put(tier, writes_of([block]))
+    segment.forget = lambda: arena.delete([block.key])
+    assert get(tier, [block.key])[0][0].status is Status.MISS
+    segment.forget = None
+    tier.close()
+    arena.check()
+    assert arena.stats().used_bytes == 0
+
+
+def test_long_runs_are_asked_for_page_by_page(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena_tier, "MAX_KEYS", 2)
+    tier, blocks = ArenaTier.local(arena), run_of(5)
+    keys = [block.key for block in blocks]
+    put(tier, writes_of(blocks))
+    assert tier.exists_prefix(keys, time.monotonic() + 1) == 5
+    assert [outcome.status for outcome in get(tier, keys)[0]] == [Status.HIT] * 5
+    tier.delete([keys[3]])
+    assert tier.exists_prefix(keys, time.monotonic() + 1) == 3
+    assert get(tier, keys)[2] == [0, 1, 2]
+    tier.close()
 
 
 def test_K1_a_cancelled_read_touches_its_buffers_no_more(arena: Arena) -> None:
