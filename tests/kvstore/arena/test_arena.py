@@ -86,6 +86,25 @@ def test_what_is_read_or_pinned_does_not_leave() -> None:
     assert world.arena.stats().pinned_bytes == 0
 
 
+def test_a_block_is_in_use_until_its_last_reader_has_left() -> None:
+    world, block, others = World(1, FEW), run_of(1)[0], run_of(4, seed=1)
+    session, other = world.arena.session("s"), world.arena.session("o")
+    place = world.store(session, block)
+    for reader in (session, session, other):
+        assert len(world.arena.open(reader, [block.key])) == 1
+    for reader in (session, other):
+        world.arena.release(reader, [place])
+        world.arena.check()
+    for more in others:
+        world.store(session, more)
+    assert world.arena.exists_prefix([block.key]) == 1
+    world.arena.release(session, [place])
+    world.store(session, run_of(1, seed=2)[0])
+    world.store(session, run_of(1, seed=3)[0])
+    assert world.arena.exists_prefix([block.key]) == 0
+    world.arena.check()
+
+
 def test_unpinned_blocks_may_leave_again() -> None:
     world, block = World(1, FEW), run_of(1)[0]
     session = world.arena.session("s")

@@ -66,6 +66,19 @@ class ArenaMachine(RuleBasedStateMachine):
             assert BLOCKS[block].key not in self.readable
             self.readable[BLOCKS[block].key] = place
 
+    @rule(user=who, block=which, large=st.booleans())
+    def store(self, user: int, block: int, large: bool) -> None:
+        layout, session = LARGER if large else LARGE, self.users[user].session
+        place = self.world.reserve(session, BLOCKS[block], layout)
+        if isinstance(place, Place):
+            assert self.world.commit(session, BLOCKS[block], place, layout)
+            self.readable[BLOCKS[block].key] = place
+
+    @rule(user=who, one=which)
+    def open_twice(self, user: int, one: int) -> None:
+        for _ in range(2):
+            self.open(user, one, 1)
+
     @rule(user=who)
     def abort(self, user: int) -> None:
         if self.users[user].writes:
@@ -73,6 +86,9 @@ class ArenaMachine(RuleBasedStateMachine):
             self.world.arena.abort(self.users[user].session, [place, place])
 
     @rule(user=who, first=which, count=st.integers(1, 4))
+    def open_run(self, user: int, first: int, count: int) -> None:
+        self.open(user, first, count)
+
     def open(self, user: int, first: int, count: int) -> None:
         blocks = BLOCKS[first : first + count]
         opened = self.world.arena.open(self.users[user].session, [b.key for b in blocks])
