@@ -13,7 +13,8 @@ from kvstore.arena.segment import round_up
 
 MAX_EXTENT_BYTES = 64 << 20
 _MIN_EXTENT_BYTES = 1 << 20
-_EXTENTS = 128
+_EXTENTS = 16
+"""Few and large: a block of a large model must fit into one."""
 
 
 @dataclass(slots=True, eq=False)

@@ -26,6 +26,11 @@ def test_what_is_too_large_for_an_extent_is_not_had() -> None:
     assert Slabs(2 * MIB).allocate(2 * MIB) is None
 
 
+def test_a_block_of_a_large_model_fits_into_the_default_arena() -> None:
+    block = 80 * 2 * 64 * 8 * 128 * 2  # layers, K and V, tokens, heads, dim, bytes
+    assert Slabs(512 * MIB).allocate(block) is not None
+
+
 @given(st.lists(st.tuples(st.sampled_from([4096, 12288, 262144, 1 << 20]), st.integers(0, 50))))
 def test_slots_never_overlap_and_everything_comes_back(steps: list[tuple[int, int]]) -> None:
     slabs, held = Slabs(4 * MIB), dict[int, int]()
