@@ -53,7 +53,9 @@ class CoreDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output of one child of one attempt; text, ids and logprobs are cut together.
 
     Joining the texts of all deltas gives the final text; sent text is never taken back.
-    `logprobs` is empty unless asked for, else parallel to `token_ids`.
+    `logprobs` is empty unless asked for, else parallel to `token_ids`. `prompt_logprobs`: in a
+    child's first delta, where they were asked for, one for each token of the prompt; nothing
+    predicts the first one, whose logprob is NaN.
     """
 
     request_id: str
@@ -64,6 +66,7 @@ class CoreDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[TokenLogprob, ...]
     usage: Usage
     finish: CoreFinish | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class StepFrame(msgspec.Struct, frozen=True, kw_only=True, tag="step"):

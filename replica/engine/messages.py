@@ -67,6 +67,7 @@ class ChildOutput:
     error: CoreError | None = None
     scheduled_s: float = 0.0
     recomputed_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from events.errors import CoreError
-from events.output import FINISH_STOP, CoreDelta, CoreFinish, Stamps, Usage
+from events.output import FINISH_STOP, CoreDelta, CoreFinish, Stamps, TokenLogprob, Usage
 from replica.engine.messages import ChildOutput
 from replica.front.stream import Piece, TokenStream
 from replica.sched.plan import ChildId
@@ -20,6 +20,7 @@ class Child:
     __slots__ = (
         "_cached_tokens",
         "_first_token_s",
+        "_prompt_logprobs",
         "_recomputed_tokens",
         "_scheduled_s",
         "_stream",
@@ -35,6 +36,7 @@ class Child:
         self._stream = stream
         self._cached_tokens = 0
         self._recomputed_tokens = 0
+        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._scheduled_s: float | None = None
         self._first_token_s: float | None = None
 
@@ -70,6 +72,7 @@ class Child:
     def _note(self, output: ChildOutput, now_s: float) -> None:
         self._cached_tokens = output.cached_tokens
         self._recomputed_tokens = output.recomputed_tokens
+        self._prompt_logprobs += output.prompt_logprobs
         if self._scheduled_s is None and output.scheduled_s > 0:
             self._scheduled_s = output.scheduled_s
         if self._first_token_s is None and output.token_ids:
@@ -112,6 +115,7 @@ class Child:
     def _delta(self, piece: Piece, finish: CoreFinish | None) -> CoreDelta:
         attempt = self.attempt
         usage = Usage(attempt.prompt_tokens, self._cached_tokens, self._stream.tokens)
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
         return CoreDelta(
             attempt.key.request_id,
             attempt.key.attempt,
@@ -121,4 +125,5 @@ class Child:
             piece.logprobs,
             usage,
             finish,
+            prompt_logprobs,
         )

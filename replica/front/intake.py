@@ -238,6 +238,7 @@ class Intake:
             salt=request.salt,
             public_cut_blocks=request.public_cut_blocks,
             grammar=grammar,
+            skip_cache_read=request.sampling.prompt_logprobs is not None,
         )
 
 

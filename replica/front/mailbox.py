@@ -18,11 +18,12 @@ _ALTERNATIVE_BYTES = 15
 
 def payload_bytes(delta: CoreDelta) -> int:
     """What a delta takes on the wire, without its own frame; never too small by much."""
-    alternatives = sum(len(logprob.top) for logprob in delta.logprobs)
+    logprobs = (*delta.logprobs, *delta.prompt_logprobs)
+    alternatives = sum(len(logprob.top) for logprob in logprobs)
     return (
         len(delta.text.encode())
         + _ID_BYTES * len(delta.token_ids)
-        + _LOGPROB_BYTES * len(delta.logprobs)
+        + _LOGPROB_BYTES * len(logprobs)
         + _ALTERNATIVE_BYTES * alternatives
     )
 
@@ -61,6 +62,7 @@ class _Pending:
             tuple(self.logprobs),
             self.usage,
             self.finish,
+            head.prompt_logprobs,
         )
 
 

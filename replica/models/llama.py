@@ -55,8 +55,11 @@ class Llama:
         self._attention = attention
         self._kernels = kernels
 
-    def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
-        """Write the batch's KV; give the normed state of each row's last token, [R, hidden]."""
+    def forward(
+        self, batch: ForwardBatch, caches: Sequence[LayerCache], every: bool = False
+    ) -> Tensor:
+        """Write the batch's KV; give the normed state of each row's last token, [R, hidden], or of
+        `every` token, [T, hidden]."""
         weights, kernels = self._weights, self._kernels
         dtype = weights.embedding.dtype
         hidden = weights.embedding[batch.token_ids].float()
@@ -65,7 +68,7 @@ class Llama:
             if layer.head_norm is not None:
                 kernels.head_norm(qkv, layer.head_norm)
             query = self._attention.rotate_and_store(qkv, self._rope, cache, batch)
-            if layer is weights.layers[-1]:
+            if layer is weights.layers[-1] and not every:
                 query, hidden, batch = query[batch.last], hidden[batch.last], batch.last_only()
             layer.output.add_to(hidden, self._attention.attend(query, cache, batch))
             layer.down.add_to(hidden, layer.gated(kernels.norm(hidden, layer.mlp_norm, dtype)))

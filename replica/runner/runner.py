@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from events.output import TokenLogprob
 from kvstore.layout import Layout
 from replica.models.llama import Llama
 from replica.runner.batch import ForwardBatch, build_batch, row_order
@@ -19,6 +21,7 @@ from replica.runner.mover import PoolMover
 from replica.runner.pending import LastTokens
 from replica.runner.pool import KVPool
 from replica.sampling.logits import NOT_FINITE, Sampled, sample
+from replica.sampling.scores import score
 from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult, SampleSpec
 
 _UNFILLED = Sampled(None, error="the plan before gave no token to go on from")
@@ -99,14 +102,22 @@ class ModelRunner:
     def _run(self, model: Llama, pool: KVPool, rows: Sequence[PlanRow]) -> list[Sampled]:
         if not rows:
             return []
-        hidden = model.forward(self._batch(pool, rows), pool.layers)
+        batch = self._batch(pool, rows)
+        scored = any(row.scoring is not None for row in rows)
+        hidden = model.forward(batch, pool.layers, every=scored)
+        scores = _scores(model, batch, hidden, rows) if scored else {}
+        if scored:
+            hidden = hidden[batch.last]
         finite = hidden.isfinite().all(-1)
         samples = [(index, row.sample) for index, row in enumerate(rows) if row.sample]
         sampled = self._sample(model, hidden, samples)
-        return [
+        outcomes = [
             sampled.get(index, Sampled(None)) if is_finite else Sampled(None, error=NOT_FINITE)
             for index, is_finite in enumerate(finite.tolist())
         ]
+        for index, found in scores.items():
+            outcomes[index] = replace(outcomes[index], scores=found)
+        return outcomes
 
     def _batch(self, pool: KVPool, rows: Sequence[PlanRow]) -> ForwardBatch:
         return build_batch(
@@ -129,10 +140,23 @@ class ModelRunner:
         return {row: outcome for (row, _), outcome in zip(samples, outcomes, strict=True)}
 
 
+def _scores(
+    model: Llama, batch: ForwardBatch, states: Tensor, rows: Sequence[PlanRow]
+) -> dict[int, tuple[TokenLogprob, ...]]:
+    """By row, from the states of all tokens."""
+    starts = batch.host_starts.tolist()
+    return {
+        index: score(states[start : start + len(row.scoring.targets)], row.scoring, model.logits)
+        for index, (start, row) in enumerate(zip(starts, rows, strict=False))
+        if row.scoring is not None
+    }
+
+
 def _result(row: PlanRow, outcome: Sampled) -> RowResult:
     return RowResult(
         child=row.child,
         token_id=outcome.token_id,
         logprob=outcome.logprob,
         error=outcome.error,
+        scores=outcome.scores,
     )

@@ -29,11 +29,12 @@ divide by it, and give an id beyond the vocabulary."""
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One row's outcome: a token, or why there is none."""
+    """One row's outcome: a token, or why there is none; `scores` of tokens that were known."""
 
     token_id: int | None
     logprob: TokenLogprob | None = None
     error: str | None = None
+    scores: tuple[TokenLogprob, ...] = ()
 
 
 def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:

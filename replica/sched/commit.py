@@ -94,6 +94,7 @@ class Committer:
         if request.suspect:
             request.suspect, request.failures = False, 0
         request.committed = row.start + len(row.token_ids)
+        request.prompt_scores += result.scores
         self._publish(request)
         if row.sample is not None and result.token_id is not None and not request.over:
             request.tokens.append(result.token_id)
@@ -170,6 +171,7 @@ class Committer:
             stop_token=token_id if stopped else None,
             scheduled_s=request.scheduled_s,
             recomputed_tokens=request.recomputed_tokens,
+            prompt_logprobs=request.take_scores(),
         )
         if finish is None:
             self._lifecycle.outputs.append(output)

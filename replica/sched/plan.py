@@ -41,6 +41,15 @@ class SampleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """Tell the logprobs of `targets`, the tokens behind the row's first, second, ... one, each with
+    so many `alternatives`."""
+
+    targets: tuple[int, ...]
+    alternatives: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRow:
     """Compute `token_ids` at positions start, start+1, ... of one child.
 
@@ -55,6 +64,7 @@ class PlanRow:
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
     sample: SampleSpec | None
+    scoring: Scoring | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +82,14 @@ class ExecutionPlan:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """`token_id` is None for a row without sampling. `error` isolates a culprit."""
+    """`token_id` is None for a row without sampling. `scores`: what the row's scoring asked for.
+    `error` isolates a culprit."""
 
     child: ChildId
     token_id: int | None
     logprob: TokenLogprob | None = None
     error: str | None = None
+    scores: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

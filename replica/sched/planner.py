@@ -190,6 +190,7 @@ class Planner:
             token_ids=request.next_tokens(count),
             block_ids=request.table(),
             sample=request.sample_spec(end) if last else None,
+            scoring=request.scoring(start, end),
         )
 
     def _admit_waiting(self, draft: Draft, now_s: float) -> None:

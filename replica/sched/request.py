@@ -5,13 +5,15 @@ Never leaves the engine thread. What others see are plan rows, outputs and load 
 
 from __future__ import annotations
 
+import math
 from array import array
 from enum import Enum, auto
 
+from events.output import TokenLogprob
 from replica.cache.node import Node
 from replica.engine.messages import EngineRequest
 from replica.sched.order import UNRANKED, Rank
-from replica.sched.plan import PENDING, ChildId, SampleSpec
+from replica.sched.plan import PENDING, ChildId, SampleSpec, Scoring
 
 _NO_IDS: tuple[int, ...] = ()
 
@@ -57,6 +59,7 @@ class Request:
         "on_hold",
         "placeholders",
         "preemptions",
+        "prompt_scores",
         "queued_tokens",
         "rank",
         "recomputed_tokens",
@@ -88,6 +91,7 @@ class Request:
         self.expected_hit = self.queued_tokens = 0
         self.cached_tokens = self.recomputed_tokens = 0
         self.scheduled_s = 0.0
+        self.prompt_scores: list[TokenLogprob] = []
         self._table: tuple[int, ...] = ()
         self._suppress = self._suppress_ids()
         params = spec.params
@@ -140,7 +144,9 @@ class Request:
     @property
     def cache_limit(self) -> int:
         """Tokens that may come from the cache: all but the last one, which has to be computed."""
-        return 0 if self.spec.skip_cache_read else len(self.tokens) - 1
+        if self.spec.skip_cache_read and not self.generated:
+            return 0
+        return len(self.tokens) - 1
 
     def key_before(self, index: int) -> bytes:
         """The key of the block before block `index`; empty for the first one."""
@@ -167,6 +173,7 @@ class Request:
         blocks, self.blocks, self.nodes, self._table = self.blocks, [], [], ()
         self.computed = self.committed = 0
         self.sealed = False
+        self.prompt_scores.clear()
         self.incarnation += 1
         return blocks
 
@@ -183,6 +190,21 @@ class Request:
             suppress_ids=self._suppress if early else _NO_IDS,
             grammar=spec.grammar,
         )
+
+    def scoring(self, start: int, end: int) -> Scoring | None:
+        """What to tell of the prompt's tokens behind those at positions start to end - 1; nothing
+        once the first token is out, which took them along."""
+        wanted, prompt = self.spec.params.prompt_logprobs, self.spec.prompt
+        targets = prompt[start + 1 : end + 1] if wanted is not None else _NO_IDS
+        return Scoring(targets, wanted or 0) if targets and not self.generated else None
+
+    def take_scores(self) -> tuple[TokenLogprob, ...]:
+        """Those of the whole prompt, once; nothing predicts its first token."""
+        if self.spec.params.prompt_logprobs is None or self.generated != 1:
+            return ()
+        scores = (TokenLogprob(self.spec.prompt[0], math.nan), *self.prompt_scores)
+        self.prompt_scores.clear()
+        return scores
 
     def ends_with(self, token_id: int) -> bool:
         """Whether `token_id` ends the child."""

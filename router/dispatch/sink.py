@@ -77,6 +77,7 @@ def _join(parts: list[CoreDelta]) -> CoreDelta:
         tuple(entry for part in parts for entry in part.logprobs),
         last.usage,
         last.finish,
+        parts[0].prompt_logprobs,
     )
 
 

@@ -31,8 +31,15 @@ def _counters(request: CompletionRequest, texts: TokenTexts) -> list[OffsetCount
     """One per choice where logprobs are asked for."""
     if request.controls.logprobs is None:
         return None
-    starts = [len(_prompt_text(prompt, texts)) for prompt in request.prompts]
+    starts = [0 if request.echo else len(_prompt_text(p, texts)) for p in request.prompts]
     return [OffsetCounter(texts, start) for start in starts for _ in range(request.controls.n)]
+
+
+def _lists(counter: OffsetCounter, delta: CoreDelta, as_ids: bool) -> CompletionLogprobs:
+    """Of the prompt, where the delta tells of it, and of what was generated."""
+    found = counter.lists(delta.prompt_logprobs, specials=as_ids)
+    found.extend(counter.lists(delta.logprobs))
+    return found
 
 
 class _ChunkParts:
@@ -74,6 +81,7 @@ class CompletionStream(EventStream):
         self._indexes = [self._parts.of_choice(choice.index) for choice in progress.choices]
         self._echoes = _echoes(request, texts)
         self._counters = _counters(request, texts)
+        self._as_ids = [isinstance(prompt, bytes) for prompt in request.prompts]
 
     def feed(self, delta: CoreDelta, prompt: int = 0) -> list[bytes]:
         """The events for one delta of the prompt with that number; none after an error."""
@@ -84,18 +92,19 @@ class CompletionStream(EventStream):
         text = delta.text
         if echo := self._echoes[choice.index]:
             text, self._echoes[choice.index] = echo + text, ""
-        if choice.finish is None and not delta.logprobs:
+        if choice.finish is None and not delta.logprobs and not delta.prompt_logprobs:
             return [self._parts.text(index, text)] if text else []
         reason = None if self.progress.error is not None else choice.finish
         events = []
-        if text or delta.logprobs or reason:
-            events.append(self._parts.full(index, text, self._logprobs(choice, delta), reason))
+        if text or delta.logprobs or delta.prompt_logprobs or reason:
+            logprobs = self._logprobs(choice, delta, prompt)
+            events.append(self._parts.full(index, text, logprobs, reason))
         return events if choice.finish is None else events + self._ending()
 
-    def _logprobs(self, choice: Choice, delta: CoreDelta) -> CompletionLogprobs | None:
-        if self._counters is None or not delta.logprobs:
+    def _logprobs(self, choice: Choice, delta: CoreDelta, prompt: int) -> CompletionLogprobs | None:
+        if self._counters is None or not (delta.logprobs or delta.prompt_logprobs):
             return None
-        return self._counters[choice.index].lists(delta.logprobs)
+        return _lists(self._counters[choice.index], delta, self._as_ids[prompt])
 
     def _usage_event(self) -> bytes:
         return self._parts.usage(self.progress.usage())
@@ -125,13 +134,14 @@ class CompletionCollector:
         self._head = head
         self._echoes = _echoes(request, texts)
         self._counters = _counters(request, texts)
+        self._as_ids = [isinstance(prompt, bytes) for prompt in request.prompts]
         self._logprobs = [CompletionLogprobs([], [], [], []) for _ in self.progress.choices]
 
     def feed(self, delta: CoreDelta, prompt: int = 0) -> None:
         """Take one delta in; look at `progress.done` and `progress.error` then."""
         choice = self.progress.note(delta, prompt)
         if self._counters is not None:
-            more = self._counters[choice.index].lists(delta.logprobs)
+            more = _lists(self._counters[choice.index], delta, self._as_ids[prompt])
             self._logprobs[choice.index].extend(more)
 
     def _choice(self, choice: Choice) -> _Choice:

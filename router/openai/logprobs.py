@@ -7,6 +7,7 @@ Completions: four parallel lists; a token that is no valid UTF-8 by itself is sp
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -50,6 +51,10 @@ class TokenTexts:
         """The bytes that the token adds to the text: none for a special token."""
         return b"" if self._special(token_id) else self._tokenizer.token_bytes(token_id)
 
+    def exact(self, token_id: int) -> bytes:
+        """Its bytes; of a special token, its spelling."""
+        return self._tokenizer.token_bytes(token_id)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a prompt that came as ids."""
         return self._tokenizer.decode(token_ids, skip_special=False)
@@ -83,12 +88,13 @@ class TokenTexts:
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """`logprobs` of a text completion. `top_logprobs` always holds the chosen token too."""
+    """`logprobs` of a text completion. `top_logprobs` always holds the chosen token too. Nothing
+    predicts the first token of a prompt: it has null twice."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
     def extend(self, more: CompletionLogprobs) -> None:
         """Append what a later delta brought."""
@@ -106,15 +112,19 @@ class OffsetCounter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = start
 
-    def lists(self, entries: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        """The lists for the next tokens of the choice."""
+    def lists(self, entries: Sequence[TokenLogprob], specials: bool = False) -> CompletionLogprobs:
+        """The lists for the next tokens of the choice. `specials`: whether special tokens are part
+        of the text, as in the echo of a prompt that came as ids."""
+        spelt = self._texts.exact if specials else self._texts.raw
         result = CompletionLogprobs([], [], [], [])
         for entry in entries:
             result.text_offset.append(self._at)
             result.tokens.append(self._texts.spelling(entry.token_id))
-            result.token_logprobs.append(_finite(entry.logprob))
-            result.top_logprobs.append(self._alternatives(entry))
-            self._at += len(self._decoder.decode(self._texts.raw(entry.token_id)))
+            first = math.isnan(entry.logprob)
+            result.token_logprobs.append(None if first else _finite(entry.logprob))
+            result.top_logprobs.append(None if first else self._alternatives(entry))
+            raw = spelt(entry.token_id)
+            self._at += len(self._decoder.decode(raw))
         return result
 
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:

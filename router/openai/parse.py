@@ -145,8 +145,6 @@ def _check_completion(request: CompletionRequest, limits: Limits) -> None:
     choices = len(request.prompts) * controls.n
     if choices > limits.max_choices:
         raise faults.invalid_value("n", f"more than {limits.max_choices} choices in all")
-    if request.echo and controls.logprobs is not None:
-        raise faults.unsupported_value("echo", "can't be combined with 'logprobs'")
     if controls.max_tokens == 0:
         raise faults.unsupported_value("max_tokens", "must be at least 1")
 

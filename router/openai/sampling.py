@@ -31,6 +31,12 @@ def _answer_tokens(
     return wanted
 
 
+def _prompt_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
+    """Those of a prompt that is repeated."""
+    echoed = isinstance(request, CompletionRequest) and request.echo
+    return request.controls.logprobs if echoed else None
+
+
 def to_sampling(
     request: ChatRequest | CompletionRequest,
     prompt_tokens: int,
@@ -57,6 +63,7 @@ def to_sampling(
         repetition_penalty=said.repetition_penalty,
         logit_bias=said.logit_bias,
         logprobs=said.logprobs,
+        prompt_logprobs=_prompt_logprobs(request),
         min_tokens=min(said.min_tokens, max_tokens),
         stop=said.stop,
         stop_token_ids=said.stop_token_ids,

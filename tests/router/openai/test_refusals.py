@@ -169,7 +169,6 @@ COMPLETION = [
     ({"max_tokens": 0}, "max_tokens", "unsupported_value"),
     ({"logprobs": 6}, "logprobs", "integer_above_max_value"),
     ({"logprobs": True}, "logprobs", "invalid_type"),
-    ({"echo": True, "logprobs": 1}, "echo", "unsupported_value"),
     ({"best_of": 2}, "best_of", "unsupported_value"),
     ({"suffix": "x"}, "suffix", UNSUPPORTED),
     ({"messages": [USER]}, "messages", "unknown_parameter"),
