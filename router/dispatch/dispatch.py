@@ -348,16 +348,18 @@ class Dispatcher:
         self._watchers = watchers
         self._lacking = lacking
 
+    def unable(self, job: Job, leg: Leg) -> frozenset[str]:
+        """Who can't do what this attempt asks for, however idle."""
+        # A backend can't go on behind what another one has generated.
+        unable = self.links.unable_to_continue() | self.backends if leg.progress else frozenset()
+        return unable if job.sampling.grammar is None else unable | self._lacking(GRAMMAR)
+
     def decide(self, job: Job, leg: Leg) -> Attempt | ForeignAttempt:
         """Choose and reserve a replica that has not failed this request.
 
         Raises UserError (503) when there is none.
         """
-        # A backend can't go on behind what another one has generated.
-        unable = self.links.unable_to_continue() | self.backends if leg.progress else frozenset()
-        if job.sampling.grammar is not None:
-            unable |= self._lacking(GRAMMAR)
-        answer = self.chooser.decide(job.query(leg, unable))
+        answer = self.chooser.decide(job.query(leg, self.unable(job, leg)))
         if isinstance(answer, NoReplica):
             raise unavailable(answer)
         self.listener.decided(answer)

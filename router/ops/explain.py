@@ -38,7 +38,8 @@ class Explainer:
         prompt = await self._render(revision.renderer, tenant, asked)
         sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, lambda: 0)
         job = self._of.jobs.make(REQUEST_ID, tenant, prompt.ids, sampling, pool)
-        verdict = self._of.brain.explain(job.query(job.first_leg()))
+        leg = job.first_leg()
+        verdict = self._of.brain.explain(job.query(leg, revision.dispatcher.unable(job, leg)))
         head = {**_asked(job), "revision": revision.name}
         return {**head, "policy": self._of.brain.policy, **_answer(verdict)}
 

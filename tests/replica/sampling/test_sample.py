@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from events.request import SamplingParams
+from replica.sampling import logits as logits_module
 from replica.sampling.logits import NOT_FINITE, NOTHING_LEFT, draw, sample
 from replica.sampling.truncate import distribution
 from replica.sched.plan import SampleSpec
@@ -181,6 +182,19 @@ def test_nothing_left_is_an_error_of_the_row() -> None:
     everything = spec(suppress_ids=(0, 1))
     found = sample(torch.zeros(2, 2), [everything, spec(temperature=0.0)])
     assert [row.error for row in found] == [NOTHING_LEFT, None]
+
+
+def test_an_id_beyond_the_vocabulary_fails_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever makes the draw go wrong: the neighbours go on."""
+    plain = logits_module.draw
+    monkeypatch.setattr(
+        logits_module,
+        "draw",
+        lambda weights, numbers: plain(weights, numbers).index_fill(0, torch.tensor([1]), 3),
+    )
+    found = sample(torch.zeros(3, 3), [spec(logprobs=1) for _ in range(3)])
+    assert [row.error for row in found] == [None, NOTHING_LEFT, None]
+    assert all(row.token_id in range(3) for row in (found[0], found[2]))
 
 
 def test_the_draw_never_lands_on_weight_zero() -> None:

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
+from configs.model.card import ModelCard
 from router.tenancy.tenants import scope_tag
 from tests.fakes.openai_server import Asked, answer, piece, refuse, silent
 from tests.fakes.replica import die_in_stream
@@ -416,3 +417,15 @@ async def test_several_prompts_go_to_replicas_or_whole_to_a_backend(build: Calla
     assert response.status == 200
     assert [asked.body["prompt"] for asked in foreign.asked] == [["a", "b", "c"]]
     await foreign.settled()
+
+
+@pytest.mark.parametrize("structured", [False, True])
+async def test_P12_a_form_goes_to_servers_that_enforce_it(
+    tiny_card: ModelCard, http: aiohttp.ClientSession, structured: bool
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    body = {**CHAT, "response_format": form}
+    async with ForeignHouse(tiny_card, 1, changes={"structured": structured}) as house:
+        response, _ = await read(house, http, body)
+        assert response.status == (200 if structured else 400)
+        assert [asked.body["response_format"] for asked in house.asked] == [form] * structured

@@ -10,6 +10,7 @@ import aiohttp
 from events.grammar import JSON_SCHEMA
 from tests.fakes.replica import Call
 from tests.router.gateway.house import CHAT, House, events
+from tests.router.gateway.test_admin import call
 
 TOOL = {"type": "function", "function": {"name": "look"}}
 JSON = {"response_format": {"type": "json_object"}}
@@ -28,6 +29,9 @@ async def test_P12_only_replicas_with_the_ability_are_asked(
             async with house.post(http, "/v1/chat/completions", {**CHAT, **JSON}) as response:
                 assert response.status == 200
         assert not plain.calls
+        asked = {"messages": CHAT["messages"], "max_tokens": 8}
+        _, verdict = await call(house, http, "POST", "/router/explain", {**asked, **JSON})
+        assert verdict["replica"] == "r0"
         assert {call.request.sampling.grammar.kind for call in house.calls} == {JSON_SCHEMA}
 
 
