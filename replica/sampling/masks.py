@@ -23,12 +23,7 @@ def apply_grammars(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
     words = np.zeros((len(rows), -(-vocab // _WORD_BITS)), np.int32)
     for mask, (_, grammar) in zip(words, rows, strict=True):
         grammar.fill(mask)
-    index = torch.tensor([row for row, _ in rows], device=logits.device)
-    barred = ~_bits(torch.from_numpy(words).to(logits.device), vocab)
-    logits[index] = logits[index].masked_fill(barred, float("-inf"))
-
-
-def _bits(words: Tensor, count: int) -> Tensor:
-    """int32 [rows, words] to bool [rows, count], the lowest bit of a word first."""
-    shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=words.device)
-    return ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, :count].bool()
+    bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab, bitorder="little")
+    barred = torch.from_numpy(bits == 0).to(logits.device)
+    for one, (row, _) in zip(barred, rows, strict=True):
+        logits[row].masked_fill_(one, float("-inf"))
