@@ -135,7 +135,7 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
         busy += table[i].busy;
     }
     busy /= above(1, fit);
-    const double steady = w->busy * busy / above(w->min_idle, 1.0 - busy);
+    const double steady = w->busy * busy * busy / above(w->min_idle, 1.0 - busy);
     double *out = terms_of, soonest_ms = INFINITY, least_queued = INFINITY, longest = 0.0;
     const double blocks = std::ceil((ask.prompt_tokens + ask.output_tokens) / ask.block_tokens);
     for (long i = 0; i < n; i++) {

@@ -30,14 +30,14 @@ KERNELS = NativeSource("cost", Path(__file__).parent, ("cost.cpp",), flags=("-ff
 OWN_DECODE_WEIGHT = 0.1
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
 HARM_WEIGHT = 0.05
-BUSY_WEIGHT = 1.0
+BUSY_WEIGHT = 2.0
 CROWD_WEIGHT = 1
 MIN_IDLE = 0.05
 MAX_OCCUPANCY_WEIGHT = 4.0
-"""Who comes next waits for this prefill too, so a ms of the engine costs more than itself:
-rho / (1 - rho) more where prefills take rho of the fleet's time (so many wait on average in a
-queue), still more when even the shortest queue is long. On an idle fleet nobody comes next, and
-siblings of a cold prefix compute it on every replica at once; on a busy one they wait for it."""
+"""Who comes next waits for this prefill too, so a ms of the engine costs more than itself: by as
+many as wait in a queue, rho^2 / (1 - rho) on average where prefills take rho of the fleet's time,
+and by more when even the shortest queue is long. On an idle fleet nobody comes next, and siblings
+of a cold prefix compute it on every replica at once; on a busy one they wait for it."""
 
 LATENESS_WEIGHT = 4.0
 SUSPECT_MS = 250.0
@@ -377,7 +377,7 @@ def _terms(
 
 def _occupancy(busy: float, crowd_ms: float, cold_ms: np.ndarray) -> np.ndarray:
     """What a ms of the engine is worth to those who come next."""
-    steady = BUSY_WEIGHT * busy / max(MIN_IDLE, 1.0 - busy)
+    steady = BUSY_WEIGHT * busy * busy / max(MIN_IDLE, 1.0 - busy)
     asked = np.where(cold_ms > 0, cold_ms, math.inf)
     return np.minimum(MAX_OCCUPANCY_WEIGHT, steady + CROWD_WEIGHT * crowd_ms / asked)
 

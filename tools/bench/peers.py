@@ -73,9 +73,13 @@ def _importable(module: str) -> bool:
 
 
 def environ(folder: Path | None) -> dict[str, str]:
-    """So that Python finds what lies in the folder."""
+    """So that Python finds what lies in the folder, and nobody asks for a key: all listen on
+    loopback, for as long as the benchmark runs."""
     paths = [str(folder)] if folder else []
-    return {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+    return {
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
 
 
 def _bound(port: int, before: Before) -> list[str]:

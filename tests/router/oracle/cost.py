@@ -13,7 +13,7 @@ from router.fleet.member import Member, ReplicaState
 OWN_DECODE_WEIGHT = 0.1
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
 HARM_WEIGHT = 0.05
-BUSY_WEIGHT = 1
+BUSY_WEIGHT = 2
 CROWD_WEIGHT = 1
 MIN_IDLE = 0.05
 MAX_OCCUPANCY_WEIGHT = 4.0
@@ -182,7 +182,7 @@ def price(
 def _occupancy(around: Surroundings, cold_ms: float) -> float:
     """What a ms of the engine is worth to those who come next."""
     crowding = CROWD_WEIGHT * around.crowd_ms / cold_ms if cold_ms > 0 else 0.0
-    steady = BUSY_WEIGHT * around.busy / max(MIN_IDLE, 1.0 - around.busy)
+    steady = BUSY_WEIGHT * around.busy**2 / max(MIN_IDLE, 1.0 - around.busy)
     return min(MAX_OCCUPANCY_WEIGHT, steady + crowding)
 
 
