@@ -1,7 +1,7 @@
 """A socket with deadlines, and received bytes that go straight to where they belong.
 
-Large values are received in one call, without a copy; what arrives behind small ones lands in a
-buffer in the same call. The kernel keeps the time (SO_RCVTIMEO, SO_SNDTIMEO): Python's own timeouts
+What arrives behind the wanted bytes lands in a small buffer in the same call, so that large values
+cost no copy and small ones no call of their own. The kernel keeps the time (SO_RCVTIMEO, SO_SNDTIMEO): Python's own timeouts
 cost a poll before every call. TLS sockets can't do either and take Python's way. One thread uses a
 stream; any may interrupt it.
 """
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 RECEIVE_BYTES = 16 * 1024
 MAX_LINE_BYTES = 8 * 1024
-LARGE_BYTES = 32 * 1024
 _WASTE_BYTES = 256 * 1024
 _TIMEVAL = struct.Struct("@ll")
 _SLACK = 0.05
@@ -74,12 +73,9 @@ class Stream:
         self._start += have
         while have < len(room):
             rest = room[have:]
-            if len(rest) >= LARGE_BYTES and not self._tls:
-                have += self._scatter([rest], deadline, socket.MSG_WAITALL)
-            else:
-                got = self._scatter([rest, self._view], deadline)
-                self._start, self._end = 0, max(0, got - len(rest))
-                have = min(len(room), have + got)
+            got = self._scatter([rest, self._view], deadline)
+            self._start, self._end = 0, max(0, got - len(rest))
+            have = min(len(room), have + got)
 
     def take(self, size: int, deadline: float) -> bytes:
         """The next `size` bytes; for small sizes that were checked."""
@@ -144,17 +140,13 @@ class Stream:
             self._start, self._end = 0, len(kept)
         self._end += self._scatter([self._view[self._end :]], deadline)
 
-    def _scatter(self, rooms: list[memoryview], deadline: float, flags: int = 0) -> int:
+    def _scatter(self, rooms: list[memoryview], deadline: float) -> int:
         """One byte at least."""
         while True:
             self._arm(socket.SO_RCVTIMEO, deadline)
             try:
-                if self._tls:
-                    got = self._socket.recv_into(rooms[0])
-                elif len(rooms) == 1:
-                    got = self._socket.recv_into(rooms[0], 0, flags)
-                else:
-                    got = self._socket.recvmsg_into(rooms, 0, flags)[0]
+                one = self._socket.recv_into if self._tls else None  # TLS scatters nothing
+                got = one(rooms[0]) if one else self._socket.recvmsg_into(rooms)[0]
             except BlockingIOError:
                 continue
             if not got:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -36,7 +37,7 @@ class _Endless:
     """Has every block, always the same one."""
 
     def __init__(self, size: int) -> None:
-        self._block = _Held(bytes(HEADER_BYTES), memoryview(bytearray(size)))
+        self._block = _Held(bytes(HEADER_BYTES), memoryview(os.urandom(size)))
 
     def lease(self, keys: object) -> list[_Held]:
         return [self._block] * len(keys)  # type: ignore[arg-type]
@@ -103,7 +104,7 @@ def _child(kind: str, size: int) -> Iterator[int]:
 
 
 def _serve_bare(size: int) -> None:
-    data = bytes(size)
+    data = os.urandom(size)  # not zeros: those would be one page, always in the cache
     with socket.create_server((HOST, 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         reader, _ = listener.accept()
