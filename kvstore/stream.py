@@ -1,9 +1,9 @@
 """A socket with deadlines, and received bytes that go straight to where they belong.
 
 What arrives behind the wanted bytes lands in a small buffer in the same call, so that large values
-cost no copy and small ones no call of their own. The kernel keeps the time (SO_RCVTIMEO, SO_SNDTIMEO): Python's own timeouts
-cost a poll before every call. TLS sockets can't do either and take Python's way. One thread uses a
-stream; any may interrupt it.
+cost no copy and small ones no call of their own. The kernel keeps the time (SO_RCVTIMEO,
+SO_SNDTIMEO): Python's own timeouts cost a poll before every call. TLS sockets can't do either and
+take Python's way. One thread uses a stream; any may interrupt it.
 """
 
 from __future__ import annotations
