@@ -267,8 +267,9 @@ class ConnectorTier:
             try:
                 session = lane.session(job.deadline)
                 with job.touch(session.interrupt) as allowed:
-                    if allowed:
-                        use(session)
+                    if not allowed:
+                        return
+                    use(session)
             except OSError as error:
                 lane.drop()
                 if job.stopping is not None and (board.landed or job.stopping is not LATE):

@@ -33,6 +33,7 @@ from kvstore.arena.available import default_bytes
 from tools.admin import AdminClient
 from tools.errors import CommandError
 from tools.up.child import Child, RestartBudget
+from tools.up.remote import RemoteStore
 from tools.up.state import ClusterState, lock, open_state, sha256_hex, write_cluster
 
 READY_S = 120.0
@@ -63,6 +64,7 @@ class UpOptions:
     bridge: bool = False
     policy: str = "warmroute"
     kv: KvConfig = field(default_factory=KvConfig)
+    remote: bool = False
     replica_settings: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -175,6 +177,7 @@ class LocalCluster:
         self._lock = -1
         self._nats: EmbeddedNats | None = None
         self._kvd: Child | None = None
+        self._remote: RemoteStore | None = None
         self._replicas: list[Child] = []
         self._bridges: list[Child] = []
         self._routers: list[Child] = []
@@ -218,6 +221,7 @@ class LocalCluster:
         self._failed = asyncio.get_running_loop().create_future()
         await self._start_bus()
         await self._start_kvd()
+        self._start_remote()
         await self._start_replicas()
         await self._start_bridges()
         await self._start_routers()
@@ -269,6 +273,9 @@ class LocalCluster:
             self._child(name, "replica.server", self._nats.replica(name), ("--replica", name))
             for name in replica_names(self._options)
         ]
+        if self._remote is not None:
+            for child in self._replicas:
+                child.environ |= self._remote.environ
         await _together([self._start_replica(child) for child in self._replicas])
 
     async def _start_replica(self, child: Child) -> None:
@@ -302,6 +309,15 @@ class LocalCluster:
         self._keep_port()
         for url in self.urls:
             await self._wait_linked(url)
+
+    def _start_remote(self) -> None:
+        if not self._options.remote:
+            return
+        self._remote = RemoteStore(self.state.folder / "valkey")
+        self._remote.start()
+        mib = self._remote.max_bytes >> 20
+        self._say(f"remote   Valkey with {mib} MiB for KV on 127.0.0.1:{self._remote.port}")
+        self._watchers.append(asyncio.create_task(self._remote.keep(self._say, self._fail)))
 
     async def _start_router(self, child: Child) -> str:
         url = await child.start(READY_S)
@@ -382,6 +398,8 @@ class LocalCluster:
         await asyncio.gather(*(child.stop() for child in (*self._bridges, *self._replicas)))
         if self._kvd is not None:
             await self._kvd.stop()
+        if self._remote is not None:
+            self._remote.stop()
         if self._nats is not None:
             await self._nats.stop()
         if self._lock >= 0:

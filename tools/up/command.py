@@ -98,6 +98,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="follow the backends' KV events (vLLM, SGLang); --block-tokens must be theirs",
     )
+    add(
+        "--remote",
+        action="store_true",
+        help="start an embedded Valkey too, where all replicas keep KV blocks used twice",
+    )
     add("--cluster", default="local", help=f"the cluster's name on the bus {default}")
     add("--state", type=Path, help="folder for keys and logs (default: one per cluster name)")
     return parser
@@ -143,6 +148,7 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         bridge=flags.bridge,
         policy=flags.policy,
         kv=KvConfig(host=flags.kv_host, host_bytes=flags.kv_bytes, remote=flags.kv_remote),
+        remote=flags.remote,
         replica_settings={
             "device": flags.device,
             "dtype": flags.dtype,
