@@ -124,6 +124,8 @@ def options_of(argv: Sequence[str]) -> UpOptions:
             raise CommandError(f"--backend: {error}") from None
     if flags.kv_host not in ("auto", "inproc", "off") and not flags.kv_host.startswith("/"):
         raise CommandError("--kv-host takes auto, inproc, off, or the path of a kvd's socket")
+    if flags.remote and flags.kv_remote:
+        raise CommandError("--remote starts a store, --kv-remote names one: not both")
     if flags.routers > ROUTERS_MAX:
         raise CommandError(f"--routers takes 1 to {ROUTERS_MAX}")
     try:
