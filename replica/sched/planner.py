@@ -257,8 +257,13 @@ class Planner:
         computing theirs again; while a plan is in flight, whether they will."""
         rest = [self._lengths.rest(each).tokens for each in seated]
         gain_ms = min(rest, default=0) * self._timing.step_ms
-        missing = self._limits.blocks(len(request.tokens)) - self._cache.available
-        victims = self._victims.below(request, self._table.running, max(1, missing), gain_ms)
+
+        def enough(victims: list[Request], freed: int) -> bool:
+            left = [each for each in seated if each not in victims]
+            room = self._cache.available + freed
+            return isinstance(self._ledger.admit(request, 0, left, room), Granted)
+
+        victims = self._victims.below(request, self._table.running, gain_ms, enough)
         if victims and draft.ahead:
             draft.starved = True
             return True

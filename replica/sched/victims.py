@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from replica.cache.prefix import PrefixCache
 from replica.sched.request import Request
@@ -10,6 +10,9 @@ from replica.sched.timing import Timing
 
 MAX_PREEMPTIONS = 3
 """From here on a request is spared where others can give, and never displaced by priority."""
+
+Enough = Callable[[list[Request], int], bool]
+"""Whether it helps that these requests go and free so many blocks."""
 
 
 class Victims:
@@ -36,26 +39,27 @@ class Victims:
         return max((entry for entry in useful if entry[1].spec.priority == lowest), key=worth)[1]
 
     def below(
-        self, request: Request, candidates: Sequence[Request], blocks: int, gain_ms: float
+        self, request: Request, candidates: Sequence[Request], gain_ms: float, enough: Enough
     ) -> list[Request]:
-        """Those of lower classes than the request's who together free so many blocks now, and cost
-        less than `gain_ms` to compute again; nobody where that can't be."""
+        """Those of lower priority who together free enough, and cost less than `gain_ms` to compute
+        again; nobody where that can't be."""
         lower = [
             each
             for each in candidates
             if each.spec.priority < request.spec.priority and each.preemptions < MAX_PREEMPTIONS
         ]
         chosen: list[Request] = []
-        freed = cost_ms = 0.0
-        while freed < blocks and cost_ms < gain_ms:
-            victim = self.choose(lower)
-            if victim is None:
-                return []
+        freed, cost_ms = 0, 0.0
+        while (victim := self.choose(lower)) is not None:
             lower.remove(victim)
             chosen.append(victim)
             freed += self._cache.frees(victim.blocks)
             cost_ms += self.recompute_ms(victim)
-        return chosen if freed >= blocks and cost_ms < gain_ms else []
+            if cost_ms >= gain_ms:
+                return []
+            if enough(chosen, freed):
+                return chosen
+        return []
 
     def recompute_ms(self, request: Request) -> float:
         """What its KV costs again, if nothing of it stays in the cache."""

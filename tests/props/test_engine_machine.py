@@ -30,6 +30,8 @@ from tests.fakes.runner import NON_FINITE, FakeRunnerError
 from tests.replica.cache.test_journal import replay
 from tests.replica.sched.rig import Bench, real_key, sampling, short_key, tokens_of
 
+CHECKED_SHARE = 0.1
+
 
 class Driver:
     """What both machines do, with the bookkeeping of who was ended from outside."""
@@ -254,7 +256,8 @@ def run_machine(examples: int, steps: int) -> None:
 
 
 def random_steps(seed: int, steps: int) -> None:
-    """The same words without shrinking, for long runs."""
+    """The same words without shrinking, for long runs. Plans and commits check themselves; what
+    lies between is looked at now and then."""
     rng = random.Random(seed)
     bench = Bench(
         rng.choice([8, 12, 24]),
@@ -273,8 +276,7 @@ def random_steps(seed: int, steps: int) -> None:
     )
     driver = Driver(bench)
     children: list[ChildId] = []
-    done = 0
-    while done < steps:
+    for _ in range(steps):
         word = rng.random()
         if word < 0.15 and len(bench.scheduler.table) < 12:
             child = driver.add(
@@ -299,8 +301,8 @@ def random_steps(seed: int, steps: int) -> None:
             driver.execute(spoils=rng.random() < 0.02)
         else:
             driver.end(fails=rng.random() < 0.01)
-            done += 1
-        driver.check()
+        if rng.random() < CHECKED_SHARE:
+            driver.check()
     driver.drain()
 
 
@@ -310,7 +312,7 @@ def test_c9_random_words_keep_every_promise() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_c9_random_steps(seed: int) -> None:
-    random_steps(seed, 250)
+    random_steps(seed, 600)
 
 
 @pytest.mark.slow

@@ -244,3 +244,23 @@ def test_a_request_is_displaced_only_so_often() -> None:
     assert bench.scheduler.planner.displaced == 3
     bench.run()
     bench.assert_right(low)
+
+
+def test_nobody_is_displaced_in_vain() -> None:
+    bench = Bench(total_blocks=64, block_tokens=4, max_prefills=1, max_step_tokens=8)
+    bench.runner.device_ms = lambda plan: 100.0
+    bench.add(tokens_of(1, 6), sampling(60, ignore_eos=True))
+    bench.step()
+    long = bench.add(tokens_of(2, 100), sampling(2), priority=1)
+    bench.step()
+    short = bench.add(tokens_of(3, 6), sampling(2), priority=1)
+    while bench.finish(long) is None or bench.finish(short) is None:
+        bench.step()
+    assert bench.scheduler.planner.later["prefills"] > 0
+    assert bench.scheduler.planner.displaced == 0
+    bench.add(tokens_of(4, 4 * 63), sampling(2), priority=2)
+    bench.step()
+    assert bench.scheduler.planner.displaced == 1
+    bench.run()
+    bench.assert_right()
+    bench.assert_empty()
