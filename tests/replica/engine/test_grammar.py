@@ -19,6 +19,7 @@ from replica.grammar.compiler import GrammarCompiler
 from replica.runner.build import build_runner
 from replica.runner.runner import ModelRunner
 from replica.sched.plan import ChildId
+from tests.replica.engine.rig import EngineRig
 from tests.replica.engine.schedules import Engine, Schedule
 from tests.replica.sched.rig import chain_of, sampling, tokens_of
 
@@ -143,6 +144,26 @@ def test_every_schedule_gives_the_same_whole_answers(card: ModelCard, runner: Mo
         answers[name] = {child: ids_of(outputs) for child, outputs in found.items()}
         assert (engine.scheduler.lifecycle.preemptions > 0) == (name == "preempted")
     assert all(answer == answers["alone"] for answer in answers.values())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_on_the_thread_with_and_without_overlap(card: ModelCard, overlap: bool) -> None:
+    """Planned ahead or not, a mask never misses a token."""
+    settings = {"dtype": "float32", "threads": 1, "kv_blocks": 128, "kernel": "torch"}
+    made = build_runner(card, ReplicaConfig(id="r", block_tokens=8, **settings))
+    rig = EngineRig(made, 8, overlap=overlap)
+    rig.engine.start()
+    constrained = Constrained(card, made)
+    try:
+        requests = [constrained.request(at + 1, GRAMMARS[at]) for at in range(len(GRAMMARS))]
+        for request in requests:
+            rig.engine.submit(request)
+        for request, grammar in zip(requests, GRAMMARS, strict=True):
+            end = rig.sink.end_of(request.child)
+            assert end.error is None
+            check(grammar, card.tokenizer.decode(rig.sink.tokens(request.child)))
+    finally:
+        rig.engine.close()
 
 
 def test_it_goes_on_behind_what_was_put_out_elsewhere(card: ModelCard, runner: ModelRunner) -> None:
