@@ -156,4 +156,4 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArena = ArenaMachine.TestCase
-TestArena.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestArena.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
