@@ -203,7 +203,7 @@ async def test_a_replica_serves_drains_and_says_bye(tmp_path: Path) -> None:
             metrics = (await get(session, url + "/metrics"))[1]
             assert "warmroute_replica_attempts 0.0" in metrics
             assert "warmroute_replica_children 0.0" in metrics
-            assert 'warmroute_replica_kv_usable{tier="memory"} 1.0' in metrics
+            assert 'warmroute_replica_kv_usable{tier="arena"} 1.0' in metrics
 
             long = {**greedy, "max_tokens": 300}
             await router.send(request("long", prompt, **long))
