@@ -18,8 +18,9 @@ from replica.sched.request import Request
 AGEING = 0.5
 """A prompt that came 1 s earlier may take this much longer (in s) and still goes first."""
 
-MIN_PREFILL_SHARE = 0.25
-"""Of a step's time: what prefill gets even where the decodes alone take all that the target has."""
+MIN_PREFILL = 1.0
+"""Of what a step takes without it: what prefill gets even where that is all that the target has.
+Less would keep prompts waiting on a slow machine for gaps that are long anyway."""
 
 MIN_CHUNK_TOKENS = 16
 """Smaller pieces cost a row, and bring nobody further. The end of a prompt may be smaller."""
@@ -67,7 +68,7 @@ class ChunkBudget:
         if itl_target_ms > 0.0 and decodes:
             alone_ms = model.decodes_ms(decodes)
             spare_ms = itl_target_ms / (1.0 + model.error) - alone_ms
-            self._ms = max(spare_ms, MIN_PREFILL_SHARE * alone_ms)
+            self._ms = max(spare_ms, MIN_PREFILL * alone_ms)
 
     def take(self, request: Request) -> int:
         """How many tokens of the request this step computes; 0 when too little is left.
