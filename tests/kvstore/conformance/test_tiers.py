@@ -316,7 +316,7 @@ def test_a_stalled_server_costs_the_deadline_and_no_more(
     assert until(lambda: get(tier, chain)[0] == ["good"] * 2)
 
 
-@on("tcp")
+@on("server")
 def test_K1_after_cancel_nobody_writes_to_the_room(
     backend: Backend, tier: Tier, seed: Seed
 ) -> None:
