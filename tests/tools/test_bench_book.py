@@ -34,7 +34,7 @@ def test_a_peer_that_wins_is_told_first_by_how_much() -> None:
     assert [str(win) for win in wins(of)] == ["weighted in TTFT p90 (1 against 2, 50.0%)"]
     first, told, *_ = book([(SCENARIO, of)], [], "v.").split("\n\n")
     assert first.startswith("# ")
-    assert "lowest mean TTFT in 1 of 1" in told
+    assert "within 0.5% of it, in 1 of 1" in told
     assert "A scenario: weighted in TTFT p90" in told
 
 
@@ -72,5 +72,5 @@ def test_an_unknown_scenario_is_refused() -> None:
 def test_one_policy_alone_is_no_comparison_and_tells_how_long_it_took() -> None:
     of = {**result(warmroute={"ttft_mean_s": 9.0}), "cpu_s": {"warmroute": 41.6}}
     text = book([(SCENARIO, of)], [], "v.")
-    assert "lowest mean TTFT in 0 of 0" in text
+    assert "of it, in 0 of 0" in text
     assert "42 s of one core's CPU" in text

@@ -89,7 +89,10 @@ def _verdict(results: Sequence[tuple[Scenario, Result]]) -> str:
     lost = [
         f"{scenario.title}: " + ", ".join(map(str, won)) + "." for scenario, won in found if won
     ]
-    first = f"Ours has the lowest mean TTFT in {best} of {len(found)} scenarios."
+    first = (
+        f"Ours has the lowest mean TTFT, or one within {EQUAL:.1%} of it, in {best} of "
+        f"{len(found)} scenarios."
+    )
     if not lost:
         return f"{first} No peer wins in any figure compared."
     return " ".join((first, "Where a peer wins, the best of them each time:", *lost))
