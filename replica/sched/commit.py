@@ -15,8 +15,8 @@ from replica.cache.node import Node
 from replica.engine.messages import ChildOutput
 from replica.sched.ledger import Limits
 from replica.sched.lifecycle import Lifecycle
-from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult
-from replica.sched.refusals import engine_failure, grammar_failure
+from replica.sched.plan import NOTHING_LEFT, ExecutionPlan, ExecutionResult, PlanRow, RowResult
+from replica.sched.refusals import engine_failure, grammar_failure, nothing_left
 from replica.sched.request import Request, State
 from replica.sched.tiers import StoredBlock
 
@@ -47,7 +47,7 @@ class Committer:
                 error = "no token for a sampled row"
             if error is not None:
                 request.computed = request.committed
-                self._lifecycle.refuse(request, _failure(request))
+                self._lifecycle.refuse(request, _failure(request, error))
             else:
                 self._advance(request, row, row_result)
             self._lifecycle.settle(request)
@@ -179,9 +179,9 @@ class Committer:
             self._lifecycle.end(request, output)
 
 
-def _failure(request: Request) -> CoreError:
+def _failure(request: Request, error: str = "") -> CoreError:
     """Why a row failed alone."""
     grammar = request.spec.grammar
     if grammar is not None and grammar.failed:
         return grammar_failure()
-    return engine_failure()
+    return nothing_left() if error == NOTHING_LEFT else engine_failure()

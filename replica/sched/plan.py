@@ -80,6 +80,10 @@ class ExecutionPlan:
         return sum(len(row.token_ids) for row in self.rows)
 
 
+NOTHING_LEFT = "no token is left to sample from"
+"""The error of a row whose own request bars every token."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowResult:
     """`token_id` is None for a row without sampling. `scores`: what the row's scoring asked for.

@@ -68,6 +68,15 @@ def grammar_failure() -> CoreError:
     )
 
 
+def nothing_left() -> CoreError:
+    """What it bars and what its format allows leave no token; no replica could do better."""
+    return CoreError(
+        status=400,
+        message="What the request bars and the output format that it asks for leave no token.",
+        code="no_token_left",
+    )
+
+
 def engine_gone(started: bool) -> CoreError:
     """The engine is closed or dead. `started`: the child has put out tokens already."""
     return CoreError(

@@ -211,6 +211,19 @@ def test_a_grammar_that_fails_takes_only_its_own_row_along(
     assert found[1][-1].finish == "length"
 
 
+def test_R11_what_a_request_bars_itself_is_its_own_fault(
+    card: ModelCard, runner: ModelRunner
+) -> None:
+    """A 5xx would count against every replica that it is tried on."""
+    constrained = Constrained(card, runner)
+    (letter,) = card.tokenizer.encode("a")
+    asked = constrained.request(0, Grammar(REGEX, "a"), bad_words=((letter,),))
+    found = constrained.run(Engine(runner, Schedule()), [asked, constrained.request(1, None)])
+    error = found[0][-1].error
+    assert (error.status, error.code) == (400, "no_token_left")
+    assert found[1][-1].finish == "length"
+
+
 def test_logprobs_are_those_of_the_model_not_of_the_mask(
     card: ModelCard, runner: ModelRunner
 ) -> None:
