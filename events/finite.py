@@ -13,15 +13,19 @@ from urllib.parse import unquote
 
 Schema = dict[str, Any] | bool
 MAX_ROUNDS = 64
-"""Beyond them the schema gets the benefit of the doubt."""
+MAX_VISITS = 20_000
+"""Beyond them (about a tenth of a second) the schema gets the benefit of the doubt."""
+
+_MAX_INDEX_DIGITS = 9
 
 
 def can_end(root: Schema) -> bool:
     """False for a schema whose every document would be endless."""
-    # What is inside comes first, so that only chains of references need more than one round.
+    # What is inside comes first, so that only chains of references need more than one round; each
+    # round goes the other way, since chains are written from either end.
     rest = list(_objects(root))[::-1]
     finite: set[int] = set()
-    for _ in range(MAX_ROUNDS):
+    for _ in range(min(MAX_ROUNDS, max(2, MAX_VISITS // (len(rest) + 1)))):
         left = []
         for node in rest:
             if _ends(node, root, finite):
@@ -30,7 +34,7 @@ def can_end(root: Schema) -> bool:
                 left.append(node)
         if len(left) == len(rest):
             return not isinstance(root, dict) or id(root) in finite
-        rest = left
+        rest = left[::-1]
     return True
 
 
@@ -91,8 +95,12 @@ def _pointed(root: Schema, pointer: Any) -> Any:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(at, dict) and name in at:
             at = at[name]
-        elif isinstance(at, list) and name.isdecimal() and int(name) < len(at):
+        elif isinstance(at, list) and _is_index(name) and int(name) < len(at):
             at = at[int(name)]
         else:
             return True
     return at
+
+
+def _is_index(name: str) -> bool:
+    return len(name) <= _MAX_INDEX_DIGITS and name.isdecimal()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
+from events.errors import UserError
 from events.finite import can_end
 from events.grammar import JSON_SCHEMA, LARK, REGEX, Grammar
-from replica.grammar import faults
+from replica.grammar import faults, taster
 from replica.grammar.state import GrammarState
 from replica.grammar.tokens import Spelling, grammar_tokenizer
 
@@ -83,6 +85,8 @@ class GrammarCompiler:
             self._cached_bytes -= len(source)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
+        if not taster.is_harmless(grammar) and not taster.survives(grammar):
+            raise faults.too_costly(grammar)
         matcher = LLMatcher(self._tokenizer, _text(grammar), log_level=0, limits=self._limits)
         if matcher.is_error():
             raise faults.from_library(grammar, matcher.get_error())
@@ -99,11 +103,22 @@ class GrammarCompiler:
         return bool(words.any())
 
 
+def try_out(grammar: Grammar) -> None:
+    """Do what compiling does, over single bytes. What is refused is no failure."""
+    with suppress(UserError):
+        matcher = LLMatcher(LLTokenizer("byte"), _text(grammar), log_level=0)
+        if not matcher.is_error():
+            matcher.deep_copy().compute_bitmask()
+
+
 def _text(grammar: Grammar) -> str:
     """The grammar in the library's own terms. Raises UserError."""
     made: str
     if grammar.kind == JSON_SCHEMA:
-        made = LLMatcher.grammar_from_json_schema(_schema(grammar), overrides=JSON_OPTIONS)
+        try:
+            made = LLMatcher.grammar_from_json_schema(_schema(grammar), overrides=JSON_OPTIONS)
+        except ValueError as error:  # its reader knows fewer numbers than ours
+            raise faults.from_library(grammar, str(error)) from None
     elif grammar.kind == REGEX:
         made = LLMatcher.grammar_from_regex(grammar.source)
     elif grammar.kind == LARK:

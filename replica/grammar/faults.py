@@ -20,6 +20,7 @@ _REASONS = (
     ("too big", "it is too large"),
     ("too many", "it is too large"),
     ("limit", "it is too large or nested too deeply"),
+    ("out of range", "a number in it is too large"),
     ("oneOf", "the alternatives of a 'oneOf' in it can't be told apart; use 'anyOf'"),
     ("Invalid type", "a 'type' in it is unknown"),
     ("schema must be", "a schema in it is neither an object nor a boolean"),
@@ -62,6 +63,11 @@ def beyond(grammar: Grammar) -> UserError:
     """What was put out elsewhere doesn't fit, or has ended."""
     message = "The progress goes beyond the grammar."
     return UserError(CoreError(status=400, message=message, param="progress", code="invalid_value"))
+
+
+def too_costly(grammar: Grammar) -> UserError:
+    """It ended the process that tried it out."""
+    return _error(grammar, "it is too large or nested too deeply")
 
 
 def not_json(grammar: Grammar) -> UserError:

@@ -58,8 +58,8 @@ def _json(path: str, value: Any) -> Grammar:
 
 
 def literal(text: str) -> str:
-    """A string in a grammar."""
-    return json.dumps(text, ensure_ascii=False)
+    """A string in a grammar, whose reader takes no bare DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _choice(path: str, value: Any) -> Grammar:

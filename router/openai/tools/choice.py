@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from events.finite import can_end
-from events.grammar import JSON_SCHEMA, LARK, Grammar
+from events.grammar import JSON_SCHEMA, LARK, MAX_GRAMMAR_BYTES, Grammar
 from router.openai import faults
 from router.openai.fields import Field, mapping, nested, one_of, string
 from router.openai.structured import grammar, literal
@@ -80,6 +80,7 @@ def calls_grammar(
         if not offered:
             raise faults.invalid_value("tool_choice", "it names none of the tools")
         parallel = False
+    _check_size(offered)
     rules = [f"call_{at}: {_call(format_, each)}" for at, each in enumerate(offered)]
     rules.append(f"call: {' | '.join(f'call_{at}' for at in range(len(offered)))}")
     more = f" ({_of(format_.between)} one)*" if parallel else ""
@@ -91,6 +92,12 @@ def calls_grammar(
         rules += _free(format_, more)
     rules.append(_start(choice, answer))
     return grammar(LARK, "%llguidance {}\n" + "\n".join(rules), "tools")
+
+
+def _check_size(offered: Sequence[dict[str, Any]]) -> None:
+    """Before their schemas are looked into: that takes its time for each of them."""
+    if sum(len(json.dumps(each.get("parameters"))) for each in offered) > MAX_GRAMMAR_BYTES:
+        raise faults.invalid_value("tools", f"schemas of more than {MAX_GRAMMAR_BYTES} bytes")
 
 
 def _of(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from jsonschema_rs import validator_for
 
 from configs.model.card import load_card
 from configs.model.tokenizer import Tokenizer
+from events import finite
 from events.errors import UserError
 from events.finite import can_end
 from events.grammar import JSON_SCHEMA, LARK, REGEX, Grammar
 from replica.grammar import compiler as module
+from replica.grammar import taster
 from replica.grammar.compiler import GrammarCompiler
 from replica.grammar.state import GrammarState
 
@@ -81,6 +84,9 @@ def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar, t
         (schema({"x-guidance": {"lenient": True}, "not": {}}), "'not'"),
         (schema([1]), "not a JSON schema"),
         (Grammar(JSON_SCHEMA, "{"), "not a JSON schema"),
+        (Grammar(JSON_SCHEMA, '{"maximum": 1' + "0" * 400 + "}"), "a number in it is too large"),
+        (Grammar(JSON_SCHEMA, '{"const": 1e999}'), "a number in it is too large"),
+        (schema({"$ref": f"#/$defs/{'9' * 5000}", "$defs": [True]}), "can't be compiled"),
         (Grammar(JSON_SCHEMA, '{"items":' * 100 + "{}" + "}" * 100), "not a JSON schema"),
         (Grammar(REGEX, "(secret"), "regular expression"),
         (Grammar(REGEX, r"(?=secret)b"), "regular expression"),
@@ -121,6 +127,70 @@ def test_P12_what_cannot_be_enforced_is_refused_by_name(
 )
 def test_recursion_that_can_end_is_allowed(value: Any) -> None:
     assert can_end(value)
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_chain_of_references_is_followed_from_either_end(step: int) -> None:
+    names = [f"d{at}" for at in range(500)][::step]
+    links = {name: {"$ref": f"#/$defs/{to}"} for name, to in pairwise(names)}
+    endless = {"$ref": f"#/$defs/{names[-1]}"}
+    root = {"$ref": f"#/$defs/{names[0]}"}
+    assert can_end({"$defs": {**links, names[-1]: {}}, **root})
+    assert not can_end({"$defs": {**links, names[-1]: endless}, **root})
+
+
+def test_what_takes_too_long_to_judge_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain in disorder needs a round for each few of its links."""
+    looks, judge = 0, finite._ends
+
+    def count(*given: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return judge(*given)
+
+    monkeypatch.setattr(finite, "_ends", count)
+    size, stride = 10_000, 7_919
+    links = {f"d{at}": {"$ref": f"#/$defs/d{(at + stride) % size}"} for at in range(size)}
+    assert can_end({"$defs": {**links, "d1": {}}, "$ref": "#/$defs/d0"})
+    assert looks <= 2 * finite.MAX_VISITS
+
+
+def chain_of_refs(links: int) -> Grammar:
+    definitions = {f"d{at}": {"type": "array", "items": {"$ref": f"#/$defs/d{at + 1}"}}
+                   for at in range(links)}  # fmt: skip
+    return schema({"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{links}": {"enum": [1]}}})
+
+
+def rules(links: int) -> Grammar:
+    named = [f'r{at}: "a" r{at + 1}' for at in range(links)]
+    return Grammar(LARK, "\n".join(["start: r0", *named, f'r{links}: "b"']))
+
+
+PATTERNS = [{"pattern": f"(.*a.{{{at}}}b.*)"} for at in range(5, 100)]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        chain_of_refs(4_000),
+        rules(8_000),
+        pytest.param(schema({"type": "string", "allOf": PATTERNS}), marks=pytest.mark.slow),
+    ],
+    ids=["references", "rules", "patterns"],
+)
+def test_P12_what_would_end_the_process_is_refused(
+    compiler: GrammarCompiler, grammar: Grammar
+) -> None:
+    with pytest.raises(UserError, match="too large or nested too deeply") as refused:
+        compiler.states(grammar, [()])
+    assert refused.value.error.status == 400
+
+
+def test_a_large_schema_that_is_flat_is_taken(compiler: GrammarCompiler) -> None:
+    properties = {f"name_{at}": {"type": "integer"} for at in range(600)}
+    large = schema({"type": "object", "properties": properties, "required": ["name_1"]})
+    assert not taster.is_harmless(large)
+    assert compiler.states(large, [()])
 
 
 def test_mutual_recursion_is_seen_through() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from configs.model.card import ModelCard
 from events.errors import UserError
-from events.grammar import JSON_SCHEMA, REGEX, Grammar
+from events.grammar import JSON_SCHEMA, MAX_GRAMMAR_BYTES, REGEX, Grammar
 from replica.grammar.compiler import GrammarCompiler
 from router.openai.tools.choice import ToolChoice, calls_grammar
 from router.openai.tools.formats import HERMES, LLAMA, MISTRAL, SMOLLM, ToolFormat
@@ -130,3 +130,12 @@ def test_names_and_schemas_can_say_what_they_like(allows: Judge) -> None:
     body = f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
     assert allows(grammar, f"<tool_call>\n{body}\n</tool_call>")
     assert not allows(grammar, "x")
+
+
+def test_schemas_are_measured_before_they_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.openai.tools.choice.can_end", lambda schema: pytest.fail("looked"))
+    large = {"enum": ["x" * MAX_GRAMMAR_BYTES]}
+    tool = {"type": "function", "function": {"name": "look", "parameters": large}}
+    with pytest.raises(UserError) as refused:
+        calls_grammar(HERMES, [tool], FORCED, False, None)
+    assert (refused.value.error.status, refused.value.error.param) == (400, "tools")
