@@ -78,6 +78,7 @@ class Run:
         self._retries = 0 if job.pin else retries
         self._attempts = 0
         self._failed: frozenset[str] = frozenset()
+        self._rerouted: frozenset[str] = frozenset()
         self._cause: AttemptError | None = None
         self._attempt: Attempt | ForeignAttempt | None = None
         self._started_s = self._waits_since_s = asyncio.get_running_loop().time()
@@ -184,9 +185,9 @@ class Run:
             # Nobody else is there: the first cause says more than "no replica".
             if self._cause is None:
                 raise
-            if self._cause.rerouted and self._failed:
+            if self._rerouted:
                 # The others have gone meanwhile: better a long queue than none.
-                self._failed = frozenset()
+                self._failed, self._rerouted = self._failed - self._rerouted, frozenset()
                 return self._place()
             raise UserError(self._cause.error) from self._cause
 
@@ -222,6 +223,8 @@ class Run:
         if not self._may_retry(failure):
             raise UserError(failure.error) from failure
         self._failed |= {attempt.decision.replica}
+        if failure.rerouted:
+            self._rerouted |= {attempt.decision.replica}
         self._cause = failure
         if self._begun:
             self._begun, self._waits_since_s = False, asyncio.get_running_loop().time()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from events.errors import CoreError, UserError
+from events.errors import QUEUE_LONGER, CoreError, UserError
 from events.output import CacheCleared, LinkWelcome
 from events.request import LINK_VERSION, Abort, SamplingParams
 from events.wire import encode
@@ -16,7 +16,7 @@ from router.dispatch.address import AllowList
 from router.dispatch.failover import RetryBudget
 from router.dispatch.introduction import LinkTarget
 from router.errors import LinkRefusedError
-from tests.fakes.replica import FakeReplica, die_in_stream, echo, refuse, silent
+from tests.fakes.replica import Call, FakeReplica, die_in_stream, echo, refuse, silent
 from tests.router.gateway.kit import until
 from tests.router.gateway.rig import Rig, collect
 
@@ -84,6 +84,20 @@ async def test_reroute_is_retried_elsewhere_and_is_no_fault(rig: Rig) -> None:
     assert await collect(rig.run()) == "one two three"
     assert rig.chooser.statuses == ["refused", "ok"]
     assert not rig.chooser.outcomes[0][1].replica_fault
+
+
+async def test_who_only_rerouted_is_asked_again_when_the_other_one_dies(rig: Rig) -> None:
+    longer = CoreError(status=429, message="longer", code=QUEUE_LONGER, reroute=True)
+
+    async def busy_once(call: Call) -> None:
+        await (call.refuse(longer) if call.request.attempt == 1 else call.answer())
+
+    async def die(call: Call) -> None:
+        call.replica.break_links()
+
+    rig.replicas[0].script, rig.replicas[1].script = busy_once, die
+    assert await collect(rig.run()) == "one two three"
+    assert rig.chooser.statuses == ["refused", "transport", "ok"]
 
 
 async def test_a_refusal_everywhere_is_told_as_it_is(rig: Rig) -> None:
