@@ -41,19 +41,21 @@ SHOWN = BEST
 _OVERLAP, _CACHED = map(TERMS.index, ("overlap_blocks", "cached_tokens"))
 _EVIDENCE = [ROW.index(name) for name in ("trust", "digest_at_s", "load_at_s", "unknown")]
 _LOAD = ("requests", "queued_tokens", "total_blocks", "free_blocks", "cached_blocks")
-_PRICE = ("ttft_ms", "new_blocks", "cached_tokens", "usable_tokens")
+_PRICE = ("ttft_ms", "new_blocks", "cached_tokens", "usable_tokens", "transfer_ms")
 _load_of = itemgetter(*map(ROW.index, _LOAD))
 _price_of = itemgetter(*map(TERMS.index, _PRICE))
 
 
 class Scored(Struct, frozen=True):
-    """What the reservation needs of a candidate; `new_blocks` is KV beyond what is cached."""
+    """What the reservation needs of a candidate; `new_blocks` is KV beyond what is cached.
+    `fetches`: a part of `cached_tokens` would come from the tiers below its device."""
 
     member: Member
     ttft_ms: float
     new_blocks: int
     cached_tokens: int
     usable_tokens: int
+    fetches: bool
     digest_blocks: int
 
 
@@ -89,13 +91,14 @@ class Field:
     def scored(self, replica: str) -> Scored:
         """One of the candidates."""
         row = self._board.rows[replica]
-        ttft_ms, new, cached, usable = _price_of(self.candidates.row(self._place(row)))
+        ttft_ms, new, cached, usable, transfer_ms = _price_of(self.candidates.row(self._place(row)))
         return Scored(
             member=self._board.members[row],
             ttft_ms=ttft_ms,
             new_blocks=int(new),
             cached_tokens=int(cached),
             usable_tokens=int(usable),
+            fetches=transfer_ms > 0,
             digest_blocks=int(self._digest_blocks[row]),
         )
 

@@ -18,12 +18,15 @@ TIE_SHARE = 0.02
 """Scores closer than this share of the prompt's prefill are no difference that can be known."""
 
 
-_SAVED, _PREFILL, _OVERLAP = map(TERMS.index, ("saved_prefill_ms", "prefill_ms", "overlap_blocks"))
+_SAVED, _PREFILL, _TRANSFER, _OVERLAP = map(
+    TERMS.index, ("saved_prefill_ms", "prefill_ms", "transfer_ms", "overlap_blocks")
+)
 _WAITING = [TERMS.index(name) for name in ("queue_ms", "overload_ms", "lateness_ms")]
 
 
 class Warmroute:
-    """Highest score wins. Ties go to whoever got fewer of the last requests, then at random."""
+    """Highest score wins. Ties go to whoever needs no transfer, as a copy takes memory; then to
+    whoever got fewer of the last requests, then at random."""
 
     name = "warmroute"
 
@@ -34,7 +37,7 @@ class Warmroute:
 
     def pick(self, query: RouteQuery, candidates: Candidates, rng: random.Random) -> Pick:
         """The best score, unless its hot prefix deserves one more holder that waits no longer."""
-        best = self._choice(candidates, self._tied(candidates), rng)
+        best = self._choice(candidates, _at_home(candidates, self._tied(candidates)), rng)
         other = self._new_holder(query, candidates, best, rng)
         if other is not None:
             return Pick(candidates[other], "one more holder for a hot prefix")
@@ -88,6 +91,15 @@ class Warmroute:
         other = self._choice(candidates, others[scores >= enough].tolist(), rng)
         waits_longer = _waiting_ms(candidates, other) > _waiting_ms(candidates, best) + TIE_MS
         return None if waits_longer else other
+
+
+def _at_home(candidates: Candidates, tied: list[int]) -> list[int]:
+    """Of the tied places those that hold the most themselves, where the others would fetch it."""
+    if len(tied) < 2 or not candidates.longest():
+        return tied
+    transfers, overlaps = candidates.terms[tied][:, [_TRANSFER, _OVERLAP]].T
+    home = (transfers == 0.0) & (overlaps == overlaps.max())
+    return [place for place, holds in zip(tied, home, strict=True) if holds] or tied
 
 
 def _margin_ms(candidates: Candidates, place: int) -> float:

@@ -81,7 +81,7 @@ def test_explain_tells_what_then_happens(up: Up, client: OpenAI, tmp_path: Path)
 
 @pytest.mark.browser
 def test_the_dashboard_shows_replicas_and_decisions(up: Up, client: OpenAI, tmp_path: Path) -> None:
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     with sync_playwright() as play:
         browser = play.chromium.launch(
@@ -96,11 +96,10 @@ def test_the_dashboard_shows_replicas_and_decisions(up: Up, client: OpenAI, tmp_
             client.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": PROMPT}], max_tokens=4
             )
-        page.wait_for_function("document.querySelectorAll('.card').length == 2", timeout=20_000)
-        page.wait_for_function(
-            "document.querySelectorAll('#decisions tr.first').length >= 3", timeout=20_000
-        )
-        page.wait_for_function("document.querySelector('#ratio').textContent.includes('%')")
+        # By locators: the page's own policy forbids the polling that evaluates text.
+        expect(page.locator(".card")).to_have_count(2, timeout=20_000)
+        page.locator("#decisions tr.first").nth(2).wait_for(timeout=20_000)
+        expect(page.locator("#ratio")).to_contain_text("%", timeout=20_000)
         fits = "[...document.querySelectorAll('.card')].every(c => c.scrollWidth <= c.clientWidth)"
         assert page.evaluate(fits), "a card's content leaves its card"
         page.screenshot(path=str(tmp_path / "dashboard.png"))

@@ -140,12 +140,12 @@ def test_a_bridge_that_reads_it_knows_the_cache(seed: int) -> None:
         keys = list(chain(KEY, SPACE, SALT, tokens))
         with cache.lookup(keys, tokens, len(keys)) as lease:
             if cache.available >= len(keys) - len(lease):
-                blocks, nodes = lease.take()
+                blocks, nodes = lease.take("acme")
                 fresh = cache.allocate(len(keys) - len(nodes))
                 parent = nodes[-1] if nodes else None
                 for index, block in enumerate(fresh, len(nodes)):
                     part = tokens[4 * BLOCK * index : 4 * BLOCK * (index + 1)]
-                    parent = cache.publish(parent, keys[index], part, block)
+                    parent = cache.publish(parent, keys[index], part, block, "acme")
                 cache.release([*blocks, *fresh])
         if rng.random() < 0.1:
             cache.clear()

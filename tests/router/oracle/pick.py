@@ -28,7 +28,7 @@ class Warmroute:
 
     def pick(self, query: RouteQuery, candidates: Sequence[Candidate], rng: random.Random) -> Pick:
         """The best score, unless its hot prefix deserves one more holder that waits no longer."""
-        best = self._best(candidates, rng)
+        best = self._best(candidates, rng, at_home=True)
         spread = self._new_holder(query, candidates, best, rng)
         if spread is not None:
             return Pick(spread, "one more holder for a hot prefix")
@@ -45,10 +45,16 @@ class Warmroute:
         self._recent.append(pick.candidate.replica)
         self._placed[pick.candidate.replica] += 1
 
-    def _best(self, candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
+    def _best(
+        self, candidates: Sequence[Candidate], rng: random.Random, at_home: bool = False
+    ) -> Candidate:
         top = max(candidates, key=lambda candidate: candidate.terms.score)
         margin = max(TIE_MS, TIE_SHARE * (top.terms.saved_prefill_ms + top.terms.prefill_ms))
         tied = [c for c in candidates if top.terms.score - c.terms.score <= margin]
+        most = _longest(tied)
+        home = [c for c in tied if c.overlap_blocks == most and not c.terms.transfer_ms]
+        if at_home and most:
+            tied = home or tied
         fewest = min(self._placed[c.replica] for c in tied)
         return rng.choice([c for c in tied if self._placed[c.replica] == fewest])
 
