@@ -36,9 +36,9 @@ class CallReader:
         self._parser = ToolParser(calls.format, calls.names)
 
     @property
-    def calls(self) -> int:
-        """How many have begun."""
-        return self._parser.calls
+    def called(self) -> bool:
+        """Whether there are calls, all of them whole."""
+        return self._parser.calls > 0 and not self._parser.cut
 
     def read(self, delta: CoreDelta) -> tuple[str, list[Part]]:
         """What a delta says, and what it calls behind that."""
@@ -69,8 +69,9 @@ def call_readers(request: ChatRequest) -> list[CallReader] | None:
 
 
 def finish_reason(choice: Choice, reader: CallReader | None) -> str:
-    """Calls are the reason only of an answer that ended by itself."""
-    called = reader is not None and reader.calls > 0
+    """Calls are the reason only of an answer that ended by itself, behind a whole call: nobody
+    should carry out one that a stop string has cut."""
+    called = reader is not None and reader.called
     assert choice.finish is not None
     return FINISH_CALLS if called and choice.finish == FINISH_STOP else choice.finish
 

@@ -63,6 +63,11 @@ class ToolParser:
         self._begun = False  # the call that is being read
         self._grouped = False  # a call came since the marker
 
+    @property
+    def cut(self) -> bool:
+        """Whether what came so far ends in the middle of a call."""
+        return self._begun
+
     def push(self, text: str) -> list[Part]:
         """The parts that this text decides."""
         if self._where is _Where.PLAIN:

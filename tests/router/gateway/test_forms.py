@@ -90,6 +90,22 @@ async def test_P7_calls_in_a_stream_and_in_a_body(
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+async def test_P7_a_call_that_a_stop_string_cuts_is_not_to_be_carried_out(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    async def cut(call: Call) -> None:
+        await call.send(CALL[: CALL.index("<y>")], finish="stop")
+
+    house.script(cut)
+    body = {**CHAT, "tools": [TOOL], "stop": ["<y>"]}
+    async with house.post(http, "/v1/chat/completions", body) as response:
+        (choice,) = (await response.json())["choices"]
+    assert choice["finish_reason"] == "stop"
+    async with house.post(http, "/v1/chat/completions", {**body, "stream": True}) as response:
+        *lines, _ = events(await response.read())
+    assert json.loads(lines[-1])["choices"][0]["finish_reason"] == "stop"
+
+
 async def test_P10_every_token_keeps_its_logprob_among_calls(
     house: House, http: aiohttp.ClientSession
 ) -> None:
