@@ -25,8 +25,8 @@ def build_tier(url: str, *, secret: bytes, ttl_s: float | None = None) -> Tier:
     scheme = urlsplit(url).scheme
     build = _BUILDERS.get(scheme)
     if build is None:
-        known = ", ".join(sorted(_BUILDERS))
-        raise ValueError(f"no KV store is called {scheme or 'so'!r}: {known}")
+        known = "".join(f" {name}://" for name in sorted(_BUILDERS))
+        raise ValueError(f"a KV store is named by a URL that begins with one of{known}")
     return build(url, secret, ttl_s)
 
 

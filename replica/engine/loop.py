@@ -142,6 +142,8 @@ class EngineThread:
         word = Word(clear, reply=cleared)
         if self._inbox.post(word) is Posted.SHUT:
             return 0
+        if below and self._tiers is not None:
+            self._tiers.rest(limit_blocks is not None)
         dropped = cleared.result(CLEAR_TIMEOUT_S)
         if below and self._tiers is not None:
             self._tiers.clear()

@@ -35,6 +35,7 @@ class ReplicaTiers:
         self.loader = loader
         self.outbound = outbound
         self.spot = spot
+        self._resting = False
 
     def attach(
         self,
@@ -68,11 +69,12 @@ class ReplicaTiers:
 
     def look(self, wanted: Wanted) -> None:
         """See Tiers.look."""
-        self.loader.look(wanted)
+        if not self._resting:
+            self.loader.look(wanted)
 
     def worth(self, wanted: Wanted) -> bool:
         """See Tiers.worth."""
-        return self.loader.worth(wanted)
+        return not self._resting and self.loader.worth(wanted)
 
     def land(self, wanted: Wanted, blocks: tuple[int, ...]) -> None:
         """See Tiers.land."""
@@ -84,17 +86,23 @@ class ReplicaTiers:
 
     def stored(self, block: StoredBlock) -> None:
         """See Tiers.stored."""
-        self.outbound.stored(block)
+        if not self._resting:
+            self.outbound.stored(block)
 
     def used(self, keys: tuple[bytes, ...]) -> None:
         """See Tiers.used."""
-        self.outbound.used(keys)
+        if not self._resting:
+            self.outbound.used(keys)
 
     def clear(self) -> None:
         """Delete what each shown level is known to hold, and forget what waits to be written."""
         self.outbound.forget()
         for level in self._shown:
             level.clear()
+
+    def rest(self, resting: bool) -> None:
+        """While they rest nothing is read or written: the device stands alone."""
+        self._resting = resting
 
     def close(self) -> None:
         """End every load and forget what waits; the device is not touched when this returns."""

@@ -33,7 +33,7 @@ from kvstore.arena.available import default_bytes
 from tools.admin import AdminClient
 from tools.errors import CommandError
 from tools.up.child import Child, RestartBudget
-from tools.up.remote import RemoteStore
+from tools.up.remote import RemoteStore, named_store
 from tools.up.state import ClusterState, lock, open_state, sha256_hex, write_cluster
 
 READY_S = 120.0
@@ -216,12 +216,15 @@ class LocalCluster:
         options = self._options
         for port in router_ports(options):
             check_port_free(options.host, port)
+        store = named_store(options.kv.remote) if options.kv.remote else None
         self._state = open_state(options.state)
         self._lock = lock(self._state)
         self._failed = asyncio.get_running_loop().create_future()
         await self._start_bus()
         await self._start_kvd()
         self._start_remote()
+        if store is not None:
+            self._say(f"remote   {await asyncio.to_thread(store.look)}")
         await self._start_replicas()
         await self._start_bridges()
         await self._start_routers()

@@ -3,18 +3,56 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kvstore.arena.available import available_bytes
 from kvstore.errors import StoreError
+from kvstore.identity import KEY_BYTES
+from kvstore.remote.build import build_tier
+from kvstore.tier import Read, Status, Tier
 from tools.errors import CommandError
 from tools.up.child import RestartBudget
 
 POLL_S = 0.5
+LOOK_S = 1.0
 MAX_BYTES = 2 << 30
 SHARE = 4
 """It may take up to MAX_BYTES, and one SHARE-th of what the machine has left."""
+
+
+class NamedStore:
+    """`--kv-remote`: a store that runs by itself."""
+
+    def __init__(self, name: str, tier: Tier) -> None:
+        """`name`: its URL without what is secret."""
+        self._name = name
+        self._tier = tier
+
+    def look(self) -> str:
+        """One line on it, after one question; it is let go then."""
+        try:
+            read = Read(secrets.token_bytes(KEY_BYTES), memoryview(bytearray(KEY_BYTES)))
+            handle = self._tier.get([read], time.monotonic() + LOOK_S)
+            (outcome,) = handle.result(2 * LOOK_S)
+        finally:
+            self._tier.close()
+        if outcome.status is Status.FAILED:
+            return f"{self._name} does not answer: KV is not kept there until it does"
+        return self._name
+
+
+def named_store(url: str) -> NamedStore:
+    """Raises CommandError where the URL names none, before anything is started."""
+    try:
+        tier = build_tier(url, secret=bytes(32))
+    except (ValueError, StoreError) as error:
+        raise CommandError(f"--kv-remote: {error}") from None
+    parts = urlsplit(url)
+    return NamedStore(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}", tier)
 
 
 class RemoteStore:

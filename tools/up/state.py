@@ -22,7 +22,7 @@ from tools.errors import CommandError
 OWN_ENTRIES = frozenset(
     (
         "boots cluster.toml cluster.toml.new keys.json keys.json.new kvd.sock kvd.sock.lock lock"
-        " logs nats"
+        " logs nats valkey"
     ).split()
 )
 """What a state folder may hold."""

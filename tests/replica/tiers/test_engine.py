@@ -313,6 +313,21 @@ def test_a_cleared_cache_is_cold_in_every_tier() -> None:
         assert rig.sink.end_of(child).cached_tokens == 0
 
 
+def test_while_the_pool_is_limited_the_device_stands_alone() -> None:
+    near = SlowTier()
+    with tiered(near) as (rig, runner, _):
+        rig.engine.clear_cache(limit_blocks=60)
+        rig.run(PROMPT)
+        rig.settle()
+        assert near.stats().blocks == 0
+        rig.engine.clear_cache()
+        rig.run(PROMPT)
+        rig.settle()
+        assert near.stats().blocks > 0
+        child = rig.submit(PROMPT)
+        rig.assert_right(runner, child)
+
+
 def test_siblings_load_once() -> None:
     near = SlowTier()
     with tiered(near) as (rig, runner, mover):
