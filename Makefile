@@ -25,6 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(VENV)/bin/python -m replica.native.library
 	@$(VENV)/bin/python -m kvstore.chainhash && $(VENV)/bin/python -m router.locality.planes && $(VENV)/bin/python -m router.choice.cost
 	@touch $@
+	@echo "setup: done; make up starts a cluster"
 
 up: setup
 	@exec $(VENV)/bin/warmroute up $(ARGS)

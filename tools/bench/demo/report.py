@@ -64,6 +64,11 @@ def summary(runs: list[PolicyRun], settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _better(gain: float) -> str:
+    """A ratio of times in words."""
+    return f"{gain:.1f}x better" if gain >= 1 else f"{1 / gain:.1f}x worse" if gain else "unknown"
+
+
 def print_table(result: dict[str, Any], console: Console) -> None:
     """The table a person reads."""
     table = Table(title="the same load under each policy")
@@ -81,7 +86,7 @@ def print_table(result: dict[str, Any], console: Console) -> None:
     )
     console.print(table)
     console.print(
-        f"TTFT p50 is {result['ttft_p50_gain']:.1f}x better; the most that could be cached:"
+        f"TTFT p50 is {_better(result['ttft_p50_gain'])}; the most that could be cached:"
         f" {result['cached_token_ceiling']:.3f} of the prompt tokens"
     )
 
