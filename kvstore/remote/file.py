@@ -12,6 +12,7 @@ import contextlib
 import errno
 import itertools
 import os
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,8 @@ class FileStore:
         self._folder = folder
         self._max_bytes = max_bytes
         self._aside = itertools.count()
+        # Hosts that share the folder may share a process id, stores of one process do.
+        self._mine = secrets.token_hex(8)
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
         self._used_bytes = 0
         self._lock = Lock()
@@ -100,7 +103,7 @@ class FileStore:
     def aside(self, key: bytes) -> Path:
         """A name in the same folder that nobody else uses."""
         path = self.path(key)
-        return path.with_name(f"{path.stem}-{os.getpid()}-{next(self._aside)}{_ASIDE}")
+        return path.with_name(f"{path.stem}-{self._mine}-{next(self._aside)}{_ASIDE}")
 
     def keep(self, key: bytes, size: int) -> None:
         """A block was stored: others make room for it."""

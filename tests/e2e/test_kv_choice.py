@@ -35,4 +35,6 @@ def test_the_choice_knows_what_the_other_replica_could_fetch(up: Up, client: Ope
     terms = explained(up, prompt)
     assert terms[other]["transfer_ms"] > 0
     assert terms[home]["transfer_ms"] == 0
-    assert terms[home]["score"] > terms[other]["score"]
+    # Which of them is chosen depends on how fast each has just been; both beat a cold one.
+    for one in terms.values():
+        assert one["saved_prefill_ms"] > one["transfer_ms"] + one["prefill_ms"] / 2
