@@ -7,6 +7,7 @@ after the abort. The replica tells the fleet about itself by calling a FeedListe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -379,6 +380,9 @@ class FakeReplica:
             task = asyncio.create_task(self._run(call, self.script))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            # Not in the task itself: one that is cancelled before its first step runs nothing.
+            key = frame.request_id, frame.attempt
+            task.add_done_callback(lambda _: self._live.pop(key, None))
         elif isinstance(frame, ClearCache):
             self.cleared += 1
             await ws.send_bytes(encode(CacheCleared(command_id=frame.command_id, blocks=7)))
@@ -389,9 +393,5 @@ class FakeReplica:
                 getattr(call, names[type(frame)]).set()
 
     async def _run(self, call: Call, script: Script) -> None:
-        try:
+        with contextlib.suppress(ConnectionError):
             await script(call)
-        except ConnectionError:
-            pass
-        finally:
-            self._live.pop((call.request.request_id, call.request.attempt), None)
