@@ -73,7 +73,7 @@ def _share_of_disk(folder: Path) -> int:
 
 
 def _missing(error: ModuleNotFoundError, extra: str) -> StoreError:
-    return StoreError(f"{error.name} is missing: pip install 'warmroute[{extra}]'")
+    return StoreError(f"{error.name} is missing: pip install -e '.[{extra}]'")
 
 
 _BUILDERS: dict[str, Callable[[str, bytes, float | None], Tier]] = {

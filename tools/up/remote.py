@@ -63,9 +63,7 @@ class RemoteStore:
         try:
             from kvstore.remote.server import EmbeddedValkey
         except ModuleNotFoundError as error:
-            raise CommandError(
-                f"--remote needs {error.name}: pip install 'warmroute[valkey]'"
-            ) from None
+            raise CommandError(f"--remote needs {error.name}: pip install -e '.[valkey]'") from None
         left = available_bytes()
         self.max_bytes = MAX_BYTES if left is None else min(MAX_BYTES, left // SHARE)
         self._server = EmbeddedValkey(folder, self.max_bytes)
