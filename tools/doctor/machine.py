@@ -126,5 +126,5 @@ def _shared_memory() -> Finding:
 def _extras() -> Iterator[Finding]:
     for module, (purpose, extra) in OPTIONAL.items():
         if importlib.util.find_spec(module) is None:
-            remedy = f"pip install 'warmroute[{extra}]'"
+            remedy = f"pip install -e '.[{extra}]'"
             yield Finding(Verdict.SLOW, "extras", f"no {module}: no {purpose}", remedy)

@@ -1,5 +1,5 @@
 """A simulation's figures drawn: TTFT, capacity, and what each replica had to do. Lazy matplotlib:
-`pip install 'warmroute[bench]'`."""
+`pip install -e '.[bench]'`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise CommandError("plots need matplotlib: pip install 'warmroute[bench]'") from None
+        raise CommandError("plots need matplotlib: pip install -e '.[bench]'") from None
 
 
 def draw(result: dict[str, Any], file: Path) -> None:

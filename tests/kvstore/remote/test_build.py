@@ -68,5 +68,5 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.startswith("kvstore.remote.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(StoreError, match=r"warmroute\[s3\]"):
+    with pytest.raises(StoreError, match=r"obstore is missing: pip install -e '\.\[s3\]'"):
         build_tier("s3://bucket", secret=SECRET)

@@ -1,6 +1,6 @@
 """Requests and chunks a second through a gateway that has one core, and what each costs.
 
-Ours and, where they are installed (`pip install 'warmroute[peers]'`, or any folder given with
+Ours and, where they are installed (`pip install -e '.[peers]'`, or any folder given with
 `--peers`), sglang-router and vllm-router with their cache_aware policies, over fake workers that
 answer at once. CPU time is the target's user and system time: wall rates mean something only on a
 quiet machine with a core for the target and one for everything else.
@@ -125,7 +125,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     """All figures of all targets that are there. Raises RuntimeError."""
     absent = missing(flags.targets, flags.peers)
     for name in absent:
-        print(f"{name}: not installed here (pip install 'warmroute[peers]'), left out")
+        print(f"{name}: not installed here (pip install -e '.[peers]'), left out")
     targets = [name for name in flags.targets if name not in absent]
     with tempfile.TemporaryDirectory(prefix="warmroute-bench-") as folder:
         return _measure_in(Path(folder), flags, targets)

@@ -39,7 +39,7 @@ def _compare(url: str) -> dict[str, float]:
     try:
         import redis
     except ModuleNotFoundError:
-        raise CommandError("redis is missing: pip install 'warmroute[bench]'") from None
+        raise CommandError("redis is missing: pip install -e '.[bench]'") from None
     with (
         closing(RespConnection(Endpoint.from_url(url), _soon())) as ours,
         redis.Redis.from_url(url.replace("valkey://", "redis://")) as theirs,
