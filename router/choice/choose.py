@@ -17,12 +17,12 @@ from msgspec import Struct
 
 from configs.schema import RouterConfig
 from events.decision import RouteDecision, RouteOutcome
-from router.choice.cost import TERMS
 from router.choice.decisions import DecisionLog
 from router.choice.reserve import Ledger, Reservation
 from router.choice.route import NoReplica, Outcome, RouteQuery
 from router.choice.score import Field, Scored, Scorer
 from router.choice.shadow import Shadow
+from router.choice.sheet import TERMS
 from router.cluster.marks import marks_of
 from router.cluster.peers import Peers
 from router.fleet.fleet import Fleet

@@ -2,30 +2,36 @@
 
 Pure arithmetic over the replicas' published time models, their load, and what this router has
 booked there beyond it, for all replicas of a pool at once. The lowest cost wins; what is shown are
-these very terms. Native where a compiler is there, else the NumPy twin, which is also the text to
-read: a test holds both to the same results.
+these very terms. This is the text to read, and what runs where no compiler is; a test holds the
+kernel (cost.cpp) to the same results.
 """
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import math
-import struct
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import numpy as np
-from msgspec import Struct
 
-from configs.native import CompileError, NativeSource, address, load_object
 from router.choice.reserve import SIZES
+from router.choice.sheet import (
+    BARRED,
+    BEST,
+    BREAKER,
+    FIT,
+    MIN_MATCH_TOKENS,
+    NOBODY,
+    NOT_ASKED,
+    ROW,
+    TERMS,
+    TOO_LONG,
+    UNHEARD,
+    Below,
+    Demand,
+    Figures,
+    Prices,
+    Sheet,
+)
 from router.fleet.member import SUSPECT_LOAD_AGE_S
-
-log = logging.getLogger(__name__)
-
-KERNELS = NativeSource("cost", Path(__file__).parent, ("cost.cpp",), flags=("-ffp-contract=off",))
 
 OWN_DECODE_WEIGHT = 0.1
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
@@ -47,15 +53,12 @@ DIGEST_HALF_LIFE_S = 15.0
 FETCH_MARGIN = 0.7
 """Fetching must beat computing by so much, as kvstore/cascade.py decides at the replica itself."""
 
-MIN_MATCH_TOKENS = 32
-"""A shorter match is not worth following, and may be a digest's false positive."""
-
 SOME_MS = 1e-3
 """What sums of booked prefills differ from nothing by, rounding apart."""
 MIDDLE_MS = 2.0 * 4.0 ** np.arange(SIZES)
 """Of each class of sizes."""
 
-_WEIGHTS = np.array(
+WEIGHTS = np.array(
     [
         OWN_DECODE_WEIGHT, HARM_WEIGHT, BUSY_WEIGHT, CROWD_WEIGHT,
         MAX_OCCUPANCY_WEIGHT, LATENESS_WEIGHT, SUSPECT_MS, MAX_BACKLOG_AGEING_MS, FRESH_DIGEST_S,
@@ -63,170 +66,13 @@ _WEIGHTS = np.array(
     ],
     np.float64,
 )  # fmt: skip
-
-_WEIGHTS_AT = address(_WEIGHTS)
-
-ROW = (
-    "context_limit", "total_blocks", "barred", "admits_from_s", "load_at_s", "digest_at_s",
-    "unknown", "trust", "a", "b", "c", "base", "per_row", "per_context", "step_tokens",
-    "max_running", "failures", "unreported", "requests", "rows", "context_tokens", "backlog_ms",
-    "unseen_prefill_ms", "queued_tokens", "free_blocks", "cached_blocks", "reused", "busy",
-    *(f"prefills_{size}_ms" for size in range(SIZES)),
-)  # fmt: skip
-"""What a row of the table says of one replica; router/fleet/board.py fills it."""
-
-TERMS = (
-    "score", "saved_prefill_ms", "queue_ms", "prefill_ms", "transfer_ms", "decode_share_ms",
-    "harm_ms", "eviction_ms", "overload_ms", "lateness_ms", "ttft_ms", "overlap_blocks",
-    "cached_tokens", "new_blocks", "usable_tokens",
-)  # fmt: skip
-"""What a row of the answer says of one candidate."""
+"""As the kernel reads them."""
 
 _SCORE, _TTFT, _OVERLAP = map(TERMS.index, ("score", "ttft_ms", "overlap_blocks"))
-_ASK = struct.Struct("7d")
-
-BEST = 16
-"""Candidates whose places are found along with the prices."""
-
-FIT, NOT_ASKED, TOO_LONG, BARRED, BREAKER, UNHEARD = range(6)
-"""Why a replica is no candidate."""
-
-
-class Demand(Struct, frozen=True):
-    """What the request asks of any replica; the deadline in ms from now."""
-
-    prompt_tokens: int
-    output_tokens: float
-    block_tokens: int
-    ttft_deadline_ms: float | None
-
-    def numbers(self, now_s: float) -> bytes:
-        """As the kernel reads them."""
-        deadline_ms = math.inf if self.ttft_deadline_ms is None else self.ttft_deadline_ms
-        return _ASK.pack(
-            now_s,
-            self.prompt_tokens,
-            self.output_tokens,
-            self.block_tokens,
-            deadline_ms,
-            SUSPECT_LOAD_AGE_S,
-            MIN_MATCH_TOKENS,
-        )
-
-
-class Sheet:
-    """One pool's numbers: what is known of each replica, `table` (float64 (replicas, len(ROW))),
-    `everybody` (uint8 (replicas,), all 1), and room for one answer, which the next choice takes
-    again."""
-
-    __slots__ = ("at", "best", "everybody", "everybody_at", "figures", "state", "table", "terms")
-
-    def __init__(self, replicas: int) -> None:
-        self.table = np.zeros((replicas, len(ROW)))
-        self.everybody = np.ones(replicas, np.uint8)
-        self.state = np.empty(replicas, np.uint8)
-        self.terms = np.empty((replicas, len(TERMS)))
-        self.best = np.empty(BEST, np.int64)
-        self.figures = np.empty(3 + BEST)
-        arrays = (self.table, self.state, self.terms, self.best, self.figures)
-        self.at = tuple(map(address, arrays))
-        self.everybody_at = address(self.everybody)
-
-
-class Figures(NamedTuple):
-    """Over all candidates: the shortest TTFT, the shortest queue, the most leading blocks held, and
-    the `BEST` best scores, best first. Nothing is known of nobody."""
-
-    soonest_ms: float
-    least_queued_tokens: float
-    longest_blocks: int
-    best_scores: list[float]
-
-
-NOBODY = Figures(math.inf, math.inf, 0, [])
-
-
-class Prices(NamedTuple):
-    """State of each replica, uint8 (n,); terms of each candidate, float64 (fit, len(TERMS)); places
-    of the `BEST` best scores among them, best first, ties in order."""
-
-    state: np.ndarray
-    terms: np.ndarray
-    best: list[int]
-    figures: Figures
-
-
-class Below(NamedTuple):
-    """What lies in tiers below the devices, nearest first: leading blocks, int32 (tiers, n), and
-    how fast each gives them, float64 (n, tiers, 2): latency and ms per block."""
-
-    depths: np.ndarray
-    speeds: np.ndarray
-
-
-class Pricer(Protocol):
-    """Filters and prices a whole pool."""
-
-    def price(
-        self,
-        sheet: Sheet,
-        demand: Demand,
-        asked: np.ndarray,
-        depths: np.ndarray,
-        there: np.ndarray,
-        now_s: float,
-        below: Below | None = None,
-    ) -> Prices:
-        """The answer lies in the sheet: use it before it is priced again.
-
-        `asked` is uint8 (n,), `depths` and `there` int32 (n,): the leading blocks that each is
-        believed to hold soon, and now. What is still to come waits for those who compute it.
-        `below`: what each could bring there besides."""
-
-
-class NativePricer:
-    """Compiled from cost.cpp."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-
-    def price(
-        self,
-        sheet: Sheet,
-        demand: Demand,
-        asked: np.ndarray,
-        depths: np.ndarray,
-        there: np.ndarray,
-        now_s: float,
-        below: Below | None = None,
-    ) -> Prices:
-        table, state, terms, best, figures = sheet.at
-        fit = self._library.wr_price(
-            table,
-            len(sheet.state),
-            demand.numbers(now_s),
-            _WEIGHTS_AT,
-            sheet.everybody_at if asked is sheet.everybody else address(asked),
-            address(depths),
-            address(there),
-            None if below is None else address(below.depths),
-            None if below is None else address(below.speeds),
-            0 if below is None else len(below.depths),
-            state,
-            terms,
-            best,
-            BEST,
-            figures,
-        )
-        if not fit:
-            return Prices(sheet.state, sheet.terms[:0], [], NOBODY)
-        soonest, least, longest, *scores = sheet.figures[: 3 + fit].tolist()
-        said = Figures(soonest, least, int(longest), scores)
-        return Prices(sheet.state, sheet.terms[:fit], sheet.best[:fit].tolist(), said)
 
 
 class NumpyPricer:
-    """The same without a compiler."""
+    """Prices without a compiler."""
 
     def price(
         self,
@@ -431,25 +277,3 @@ def _overload_ms(at: _Rows, demand: Demand, needed: np.ndarray, now_s: float) ->
     suspect = (at.unreported != 0) | (at.failures != 0)
     suspect |= now_s - at.load_at_s > SUSPECT_LOAD_AGE_S
     return slot_ms + short_ms + np.where(suspect, SUSPECT_MS * np.maximum(1.0, at.failures), 0.0)
-
-
-@cache
-def pricer() -> Pricer:
-    """The fastest there is here; compiles it at the first call on a machine."""
-    try:
-        return NativePricer(declared(load_object(KERNELS)))
-    except CompileError as error:
-        log.warning("no native cost, NumPy prices replicas: %s", error)
-        return NumpyPricer()
-
-
-def declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """With argument types, so that a wrong call fails in Python."""
-    pointer, long = ctypes.c_void_p, ctypes.c_long
-    library.wr_price.argtypes = [pointer, long, *[pointer] * 7, long, *[pointer] * 3, long, pointer]
-    library.wr_price.restype = long
-    return library
-
-
-if __name__ == "__main__":
-    pricer()

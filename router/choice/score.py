@@ -14,20 +14,10 @@ import numpy as np
 from msgspec import Struct
 
 from events.decision import CandidateTerms
-from router.choice.cost import (
-    BEST,
-    FIT,
-    ROW,
-    TERMS,
-    TOO_LONG,
-    UNHEARD,
-    Below,
-    Demand,
-    Prices,
-    pricer,
-)
+from router.choice.pricer import pricer
 from router.choice.reserve import Ledger
 from router.choice.route import RouteQuery
+from router.choice.sheet import BEST, FIT, ROW, TERMS, TOO_LONG, UNHEARD, Below, Demand, Prices
 from router.cluster.peers import Peers, together
 from router.fleet.board import Board
 from router.fleet.fleet import Fleet

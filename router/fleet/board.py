@@ -10,8 +10,8 @@ import numpy as np
 
 from events.load import OWN_ENGINE
 from kvstore.identity import KeyChain
-from router.choice.cost import Below, Sheet
 from router.choice.reserve import SIZES, Booked
+from router.choice.sheet import Below, Sheet
 from router.fleet.member import Member
 from router.locality.below import TIERS, BelowIndex, Reach
 from router.locality.index import DigestIndex, Seats

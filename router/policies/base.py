@@ -9,8 +9,8 @@ from typing import Protocol, overload
 import numpy as np
 from msgspec import Struct
 
-from router.choice.cost import TERMS, Figures
 from router.choice.route import RouteQuery
+from router.choice.sheet import TERMS, Figures
 
 _SCORE, _OVERLAP = map(TERMS.index, ("score", "overlap_blocks"))
 

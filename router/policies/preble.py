@@ -16,8 +16,8 @@ from collections import Counter, deque
 
 import numpy as np
 
-from router.choice.cost import TERMS
 from router.choice.route import RouteQuery
+from router.choice.sheet import TERMS
 from router.policies.base import Candidates, Pick
 
 WINDOW_REQUESTS = 512

@@ -8,8 +8,8 @@ from itertools import repeat
 
 import numpy as np
 
-from router.choice.cost import TERMS
 from router.choice.route import RouteQuery
+from router.choice.sheet import TERMS
 from router.policies.base import Candidates, Pick
 from router.policies.heat import WINDOW_REQUESTS, PrefixHeat
 

@@ -19,8 +19,8 @@ import numpy as np
 from events.load import OWN_ENGINE
 from events.output import Usage
 from router.choice.choose import RouterBrain
-from router.choice.cost import TERMS
 from router.choice.route import RouteQuery
+from router.choice.sheet import TERMS
 from router.fleet.fleet import Fleet
 from router.policies.base import Candidates
 from router.replication.compute import HeadMover

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from router.choice.cost import TERMS, Figures
 from router.choice.route import RouteQuery
+from router.choice.sheet import TERMS, Figures
 from router.policies import make_policy
 from router.policies.base import Candidate, Candidates
 from tests.router.kit import BLOCK_TOKENS, World, prompt

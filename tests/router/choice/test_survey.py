@@ -14,19 +14,11 @@ from hypothesis import strategies as st
 from configs.native import load_object
 from events.decision import CandidateTerms
 from events.load import DecodeFit, PrefillFit
-from router.choice.cost import (
-    BEST,
-    KERNELS,
-    Below,
-    Demand,
-    NativePricer,
-    NumpyPricer,
-    Pricer,
-    Sheet,
-    declared,
-)
+from router.choice.cost import NumpyPricer
+from router.choice.pricer import KERNELS, NativePricer, declared
 from router.choice.reserve import SIZES, Booked
 from router.choice.score import SHOWN
+from router.choice.sheet import BEST, Below, Demand, Pricer, Sheet
 from router.fleet.board import row_of
 from router.policies.base import Candidate
 from tests.router.kit import World, hello, load, prompt
