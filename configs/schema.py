@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from functools import cache
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec.inspect import FloatType, IntType, StrType, StructType, type_info
 
 DeadlineClass = Literal["interactive", "standard", "batch"]
 Degradation = Literal["max_tokens", "n", "logprobs", "batch"]
@@ -23,15 +26,53 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 _Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 """Not-a-number is outside all of these bounds too."""
 
+_HashOrNone = Annotated[str, msgspec.Meta(pattern="^([0-9a-fA-F]{64})?$")]
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+Bounds = IntType | FloatType | StrType
+
+
+@cache
+def _bounded(section: type[Section]) -> tuple[tuple[str, Bounds], ...]:
+    """Names and bounds of a section's numbers and texts."""
+    info = type_info(section)
+    assert isinstance(info, StructType)
+    return tuple(
+        (field.name, field.type) for field in info.fields if isinstance(field.type, Bounds)
+    )
+
+
+def _within(value: Any, bounds: Bounds) -> bool:
+    if isinstance(bounds, StrType):
+        return isinstance(value, str) and re.search(bounds.pattern or "", value) is not None
+    kinds = (int,) if isinstance(bounds, IntType) else (int, float)
+    return (
+        isinstance(value, kinds)
+        and not isinstance(value, bool)
+        and (bounds.ge is None or value >= bounds.ge)
+        and (bounds.gt is None or value > bounds.gt)
+        and (bounds.le is None or value <= bounds.le)
+    )
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings within their bounds, however they were made: what is read from a file is checked
+    while it is read, and this is for what is made in Python. Raises ValueError."""
+
+    def __post_init__(self) -> None:
+        for name, bounds in _bounded(type(self)):
+            if not _within(getattr(self, name), bounds):
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not within its bounds")
+
+
+class ModelConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`path`: a GGUF file or a folder with safetensors. `name`: what clients call the model."""
 
     path: str
     name: str = "smollm2-135m-instruct"
 
 
-class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TlsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Paths of PEM files: one's own certificate and key, and the authority that signed those of
     the other side; without `ca` nobody is asked for a certificate."""
 
@@ -40,7 +81,7 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ca: str = ""
 
 
-class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BusConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where NATS is. Credentials are per role: `user` publishes under its own subjects only.
 
     `tls_ca`: path of the authority (PEM) that signed the server's certificate. With it nothing is
@@ -53,7 +94,7 @@ class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tls_ca: str = ""
 
 
-class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine replica. `revision`: one of the cluster's revisions; empty for the model itself.
 
     dtype: "auto" is bfloat16 where the CPU has AMX or AVX512-BF16 (or on CUDA), else float32.
@@ -100,7 +141,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_events_replay: str = ""
 
 
-class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KvConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where KV blocks go besides the device, and come back from.
 
     `host`: "auto" or "inproc" (this process's own memory), "off", or the path of a kvd's socket, as
@@ -132,7 +173,7 @@ class KvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_port: _Port = 0
 
 
-class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BackendConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An OpenAI-compatible server of another kind (vLLM, SGLang, ...) as a replica.
 
     `url`: http(s)://host:port, without /v1. `model`: its own name for the model, empty for ours.
@@ -159,7 +200,7 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle_connection_s: _Seconds = 2.0
 
 
-class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TenantPolicy(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one tenant may use, and how it is served. A limit of 0 is none.
 
     `tokens_per_min` counts prompts and expected answers, corrected by what came. `weight` is the
@@ -189,7 +230,7 @@ class TenantConfig(TenantPolicy, frozen=True, kw_only=True, forbid_unknown_field
     scope: str = "private"
 
 
-class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RouterConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The gateway. `admin_key_sha256` guards /router's changing routes; empty closes them.
 
     `link_hosts`: hosts beyond loopback on which replicas may announce their link. `shadow_policy`:
@@ -206,7 +247,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: _Port = 8000
     policy: str = "warmroute"
     shadow_policy: str = ""
-    admin_key_sha256: str = ""
+    admin_key_sha256: _HashOrNone = ""
     link_hosts: tuple[str, ...] = ()
     tls: TlsConfig | None = None
     allow_anonymous: bool = True
@@ -216,7 +257,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_inflight_tokens: _Tokens = 1_000_000
     expected_answer_tokens: _Some = 1_024
     prefill_ahead_ms: _Delay = 100.0
-    max_queued_requests: _Count = 1_000
+    max_queued_requests: _Some = 1_000
     max_queued_tokens: _Tokens = 500_000
     request_timeout_s: _Seconds = 600.0
     first_token_timeout_s: _Seconds = 120.0
@@ -230,7 +271,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_s: _Span = 20.0
 
 
-class RevisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RevisionConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Another revision of the model, served beside it under its name by replicas of its own.
 
     `path`: as the model's. `weight`: its share of the requests; the model itself has the rest.
@@ -247,7 +288,7 @@ class RevisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     slo_error_ratio: _Ratio = 1.0
 
 
-class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClusterConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One cluster. `secret` (hex, 32 bytes) keys block identity and authenticates the link.
 
     `link_tls`: routers and replicas show each other certificates of its `ca`, beside the secret.

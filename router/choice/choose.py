@@ -218,7 +218,8 @@ class RouterBrain:
             if not member.misfits and member.linked
         ]
         retry_s = min((wait for wait in waits if wait > 0), default=RETRY_S)
-        return NoReplica("no replica can take the request now", retry_s, kept)
+        why = f" ({', '.join(sorted(reasons))})" if reasons else ""
+        return NoReplica(f"no replica can take the request now{why}", retry_s, kept)
 
     def _decision(
         self,

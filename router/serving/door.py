@@ -7,14 +7,18 @@ half a head, would be kept for ever.
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
 import time
 from collections.abc import Callable
 
 from aiohttp import web
 
+from events.errors import CoreError
+from router.openai.errors import to_response
 from router.serving.connection import Connection, RequestHandler, checked
 from router.serving.http import Handler
+from router.tenancy.pace import retry_after_s
 
 IDLE_S = 75.0
 SWEEP_S = 5.0
@@ -22,18 +26,51 @@ BACKLOG = 1_024
 SPARE_CONNECTIONS = 256
 """Beyond the requests that are allowed: idle ones, and whoever asks for health."""
 
-_REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
-    b"Content-Length: 0\r\n\r\n"
-)
+LINGER_S = 1.0
+"""How long one that was refused is still read: hung up on at once, it would not see the answer."""
+
+MAX_LINGERING = 256
+RETRY_S = 1.0
+
+
+def _refusal(rng: random.Random) -> bytes:
+    """The whole answer to a connection too many."""
+    answer = to_response(
+        CoreError(
+            status=503,
+            message="too many connections at once",
+            type="server_error",
+            code="overloaded",
+            retry_after_s=retry_after_s(RETRY_S, rng),
+        )
+    )
+    said = answer.headers | {"Connection": "close", "Content-Length": str(len(answer.body))}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in said.items())
+    return f"HTTP/1.1 503 Service Unavailable\r\n{lines}\r\n".encode() + answer.body
 
 
 class _Refusal(asyncio.Protocol):
-    """Says 503 and hangs up."""
+    """Says 503, then hangs up: when the client does, or after a while."""
+
+    def __init__(self, said: bytes, lingering: set[_Refusal]) -> None:
+        self._said = said
+        self._lingering = lingering
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        transport.write(_REFUSAL)
-        transport.close()
+        transport.write(self._said)
+        if len(self._lingering) >= MAX_LINGERING:
+            transport.close()
+            return
+        self._lingering.add(self)
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.close)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._lingering.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class Door:
@@ -41,12 +78,18 @@ class Door:
     connections are busy."""
 
     def __init__(
-        self, limit: int, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic
+        self,
+        limit: int,
+        idle_s: float = IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
     ) -> None:
         self.refused = 0
         self.limit = limit
         self._idle_s = idle_s
         self._clock = clock
+        self._rng = rng or random.Random()
+        self._lingering: set[_Refusal] = set()
         self._http: web.Server | None = None
         self._socket: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -122,7 +165,7 @@ class Door:
         assert self._http is not None
         if len(self._http.connections) >= self.limit:
             self.refused += 1
-            return _Refusal()
+            return _Refusal(_refusal(self._rng), self._lingering)
         if len(self._idle_since_s) > 2 * self.limit:
             self._forget_gone()
         protocol = Connection(self._http)

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from configs.load import ConfigError, load_cluster, model_path
-from configs.schema import ClusterConfig, ModelConfig, ReplicaConfig, RevisionConfig
+from configs.schema import (
+    ClusterConfig,
+    KvConfig,
+    ModelConfig,
+    ReplicaConfig,
+    RevisionConfig,
+    RouterConfig,
+    Section,
+    TenantPolicy,
+)
 
 CLUSTER = ClusterConfig(
     secret="00" * 32,
@@ -34,6 +43,8 @@ def test_a_replica_serves_the_model_or_the_revision_that_it_names() -> None:
         "router.slow_reader_s = 0",
         "router.replicate_share = 1.5",
         "router.retries = -1",
+        "router.max_queued_requests = 0",
+        "router.admin_key_sha256 = 'not a digest'",
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_name(setting: str, tmp_path: Path) -> None:
@@ -41,3 +52,22 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(setting: str, tmp_path
     file.write_text(f'secret = "{"00" * 32}"\n{setting}\n[model]\npath = "m.gguf"\n')
     with pytest.raises(ConfigError, match=setting.split(" ")[0]):
         load_cluster(file, environ={})
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        (RouterConfig, "max_body_bytes", -1),
+        (RouterConfig, "keepalive_s", float("nan")),
+        (RouterConfig, "max_connections", True),
+        (RouterConfig, "retries", 1.5),
+        (RouterConfig, "admin_key_sha256", "ff"),
+        (KvConfig, "host_bytes", 0),
+        (TenantPolicy, "weight", float("inf")),
+    ],
+)
+def test_a_section_that_is_made_in_python_has_the_same_bounds(
+    section: type[Section], name: str, value: object
+) -> None:
+    with pytest.raises(ValueError, match=f"{name}: {value!r} is not within its bounds"):
+        section(**{name: value})

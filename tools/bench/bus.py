@@ -153,7 +153,7 @@ class Reader:
 
 def make_publisher(bus: Bus, engine: Churn) -> Publisher:
     """One that says hello and load once, so that ticks are of the digest alone."""
-    config = ReplicaConfig(id=REPLICA, heartbeat_ms=1e9, hello_ms=1e9)
+    config = ReplicaConfig(id=REPLICA, heartbeat_ms=86_400_000.0, hello_ms=86_400_000.0)
     return Publisher(bus, CLUSTER, REPLICA, HELLO, cast(Engine, engine), config, boot=1)
 
 

@@ -26,6 +26,7 @@ from tools.local import admin_of
 from tools.up.state import default_folder
 
 STYLES = {Verdict.GOOD: "green", Verdict.SLOW: "yellow", Verdict.BROKEN: "red"}
+WITH_CAPACITY = "with --capacity"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 
 
@@ -39,8 +40,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--url", help="the gateway (default: the one that `warmroute up` started)")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write what was found")
     parser.add_argument("--capacity", action="store_true", help="what a replica's memory holds")
-    add_flags(parser.add_argument_group("with --capacity"))
+    add_flags(parser.add_argument_group(WITH_CAPACITY))
     return parser
+
+
+def _idle_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> list[str]:
+    """What was asked of --capacity and would be ignored without it."""
+    return [
+        action.option_strings[0]
+        for group in parser._action_groups
+        if group.title == WITH_CAPACITY
+        for action in group._group_actions
+        if getattr(flags, action.dest) != action.default
+    ]
 
 
 async def _cluster(state: Path | None, url: str | None) -> list[Finding] | None:
@@ -75,6 +87,8 @@ def main(argv: Sequence[str]) -> int:
     """Examine or plan, print, write."""
     parser = _parser()
     flags = parser.parse_args(argv)
+    if not flags.capacity and (idle := _idle_flags(parser, flags)):
+        parser.error(f"{', '.join(idle)} says something of --capacity, which is missing")
     console = Console()
     if flags.capacity:
         figures = plan(flags, console)

@@ -74,7 +74,7 @@ def _settings(flags: argparse.Namespace) -> tuple[ReplicaConfig, Path]:
             replica, path = named[0], model_path(cluster, named[0])
     changes = {
         name: getattr(flags, name)
-        for name in ("kv_blocks", "block_tokens", "max_running", "max_step_tokens")
+        for name in ("block_tokens", "max_running", "max_step_tokens")
         if getattr(flags, name) is not None
     }
     return msgspec.structs.replace(replica, **changes), flags.model or path or default_model()
@@ -102,7 +102,7 @@ def _setup(flags: argparse.Namespace, replica: ReplicaConfig, model: ModelSize) 
         dtype=dtype,
         kv_dtype=flags.kv_dtype or dtype,
         block_tokens=replica.block_tokens,
-        kv_blocks=replica.kv_blocks,
+        kv_blocks=replica.kv_blocks if flags.kv_blocks is None else flags.kv_blocks,
         max_running=replica.max_running,
         max_step_tokens=replica.max_step_tokens,
         horizon_tokens=HORIZON_TOKENS,

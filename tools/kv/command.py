@@ -20,7 +20,7 @@ from events.secrets import parse_secret
 from kvstore.errors import StoreError
 from kvstore.identity import scope_id
 from kvstore.kvd.client import Kvd, SocketControl
-from router.tenancy.tenants import scope_salt
+from router.tenancy.tenants import ANONYMOUS, scope_salt
 from tools.errors import CommandError
 from tools.flags import positive
 from tools.kv.blocks import described, verified
@@ -118,16 +118,31 @@ def _flush(flags: argparse.Namespace, control: SocketControl) -> int:
     if flags.json:
         _print_json({"removed": removed})
     else:
-        print(f"{removed} blocks removed")
-    return 0
+        print(f"{removed} blocks removed, {_whose(flags)}")
+    if removed or flags.tenant is None or flags.tenant in _scopes(flags):
+        return 0
+    raise CommandError(
+        f"no block of a private tenant '{flags.tenant}', and the cluster file has no such tenant"
+    )
+
+
+def _whose(flags: argparse.Namespace) -> str:
+    if flags.tenant is None:
+        return "of all tenants and of public prefixes"
+    scope = _scopes(flags).get(flags.tenant, "private")
+    return f"of tenant '{flags.tenant}'" + ("" if scope == "private" else f" and its {scope}")
+
+
+def _scopes(flags: argparse.Namespace) -> dict[str, str]:
+    """Of the tenants in the cluster file, and of whoever comes without a key."""
+    tenants = load_cluster(_folder(flags) / "cluster.toml").tenants
+    return {ANONYMOUS: "private"} | {tenant.name: tenant.scope for tenant in tenants}
 
 
 def _owner(flags: argparse.Namespace) -> bytes:
     """The digest in the headers of a tenant's blocks."""
-    cluster = load_cluster(_folder(flags) / "cluster.toml")
-    scopes = {tenant.name: tenant.scope for tenant in cluster.tenants}
-    secret = parse_secret(cluster.secret)
-    salt = scope_salt(secret, flags.tenant, scopes.get(flags.tenant, "private"))
+    secret = parse_secret(load_cluster(_folder(flags) / "cluster.toml").secret)
+    salt = scope_salt(secret, flags.tenant, _scopes(flags).get(flags.tenant, "private"))
     return scope_id(secret, salt)
 
 

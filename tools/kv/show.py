@@ -12,6 +12,7 @@ from rich.table import Table
 from kvstore.identity import PUBLIC_SCOPE
 from kvstore.kvd.messages import Report
 from tools.kv.blocks import BlockView
+from tools.show import print_table
 
 _MIB = 1 << 20
 
@@ -44,7 +45,7 @@ def print_report(report: Report) -> None:
                 _mib(scope.quota_bytes),
                 str(scope.blocks),
             )
-        console.print(table)
+        print_table(console, table)
 
 
 def print_blocks(blocks: Sequence[BlockView]) -> None:
@@ -61,7 +62,7 @@ def print_blocks(blocks: Sequence[BlockView]) -> None:
             f"{block.payload_bytes / 1024:.0f}",
             f"{max(0.0, now_ms - block.created_ms) / 1000:.0f} s",
         )
-    Console().print(table)
+    print_table(Console(), table)
 
 
 def _owner(scope: str) -> str:

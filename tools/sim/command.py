@@ -13,6 +13,7 @@ from rich.progress import track
 from configs.schema import Eviction
 from tools.errors import CommandError
 from tools.flags import OWN_TIMES, factor, output_file, pace, picture_file, positive
+from tools.show import print_table
 from tools.sim.call import TraceError
 from tools.sim.faults import fault, speed
 from tools.sim.plot import draw, require_matplotlib
@@ -129,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
     result = simulate(trace, settings, policies, flags.slo_ttft_s, flags.capacity_slo_s)
     console = Console()
     console.print(title(result["settings"]), highlight=False)
-    console.print(table(result))
+    print_table(console, table(result))
     if flags.json:
         flags.json.write_text(json.dumps(result, indent=2) + "\n")
     if flags.plot:

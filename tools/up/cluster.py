@@ -344,10 +344,17 @@ class LocalCluster:
             gateway = AdminClient(session, url, self.state.keys.admin_key)
             while missing:
                 if time.monotonic() > deadline_s:
-                    raise CommandError(f"a router has no link to {', '.join(sorted(missing))}")
+                    raise CommandError(self._unreached(missing))
                 await asyncio.sleep(LINK_POLL_S)
                 views = await gateway.replicas()
                 missing -= {view["replica"] for view in views if view["linked"]}
+
+    def _unreached(self, missing: set[str]) -> str:
+        """What a router can't send to; a server that we did not start may just not run."""
+        urls = dict(zip(backend_names(self._options), self._options.backends, strict=True))
+        named = [f"{name} at {urls[name]}" if name in urls else name for name in sorted(missing)]
+        hint = ": does that server run?" if missing & urls.keys() else ""
+        return f"a router can't reach {', '.join(named)}{hint}"
 
     def _watch(self, child: Child) -> None:
         self._watchers.append(asyncio.create_task(self._keep_alive(child)))

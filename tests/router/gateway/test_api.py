@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -474,7 +475,13 @@ async def test_R18_connections_are_bounded_and_idle_ones_are_closed(
     silent = [await raw(house) for _ in range(5)]
     silent[0][1].write(b"GET /health HTTP/1.1\r\nHost: x\r\nHalf: a head")
     refused, writer = await raw(house)
-    assert (await asyncio.wait_for(refused.read(), 5)).startswith(b"HTTP/1.1 503")
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+    head, _, body = (await asyncio.wait_for(refused.read(), 5)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert 1 <= int(re.search(rb"Retry-After: (\d+)", head)[1]) <= 3
+    assert b"Content-Type: application/json" in head
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"]) == ("server_error", "overloaded")
     writer.close()
     door._idle_s = 0.0
     door.sweep()

@@ -85,5 +85,6 @@ async def test_explain_names_the_filter_and_nobody(build, http: aiohttp.ClientSe
     await house.up(0)
     status, answer = await explain(house, http, **ASKED)
     assert status == 200, answer
-    assert (answer["replica"], answer["reason"]) == (None, "no replica can take the request now")
+    why = "no replica can take the request now (no_link)"
+    assert (answer["replica"], answer["reason"]) == (None, why)
     assert answer["retry_after_s"] > 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.cli import main
 from tools.doctor.cluster import MEANINGS, alarm_finding, probe_finding
 from tools.doctor.finding import Verdict
 from tools.doctor.machine import machine_findings, port_finding
@@ -64,3 +65,11 @@ def test_locality_is_proven_by_a_probe() -> None:
     cold = {"replicas": [{"replica": "r0", "cached_tokens": 0, "prompt_tokens": 120}]}
     assert probe_finding(cold).verdict is Verdict.BROKEN
     assert probe_finding({"replicas": []}).verdict is Verdict.BROKEN
+
+
+def test_a_flag_that_says_something_of_a_missing_one_is_no_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--tp", "2", "--memory-gib", "80"])
+    assert "--tp, --memory-gib says something of --capacity" in capsys.readouterr().err

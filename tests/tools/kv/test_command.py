@@ -105,6 +105,15 @@ def test_flush_takes_one_tenants_blocks(
     assert kv(state, capsys, "flush", "--tenant", "theirs") == (0, {"removed": 3})
     assert kv(state, capsys, "flush", "--tenant", "mine") == (0, {"removed": 2})
     assert kv(state, capsys, "flush") == (0, {"removed": 1})
+    assert main(["kv", "flush", "--tenant", "theirs", "--state", str(state)]) == 0
+    assert "0 blocks removed, of tenant 'theirs' and its group:g" in capsys.readouterr().out
+
+
+def test_flush_of_a_tenant_that_nobody_knows_fails(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kv", "flush", "--tenant", "nosuch", "--state", str(state)]) == 1
+    assert "has no such tenant" in capsys.readouterr().err
 
 
 def test_where_there_is_no_daemon_it_says_so(

@@ -30,7 +30,10 @@ def test_figures_and_settings_are_written(tmp_path: Path, capsys: pytest.Capture
     assert result["settings"]["load"] is None
 
 
-def test_capacity_is_found_and_drawn(tmp_path: Path) -> None:
+def test_capacity_is_found_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     json_file, plot = tmp_path / "sim.json", tmp_path / "sim.png"
     flags = ["--replicas", "1", "--capacity-slo-s", "0.2", "--json", str(json_file)]
     assert main([SMALL, *flags, "--plot", str(plot)]) == 0
@@ -38,6 +41,8 @@ def test_capacity_is_found_and_drawn(tmp_path: Path) -> None:
     curve = dict(map(tuple, figures["capacity_curve"]))
     assert curve[figures["capacity_load"]] <= 0.2
     assert plot.read_bytes().startswith(b"\x89PNG")
+    heading = next(line for line in capsys.readouterr().out.splitlines() if "policy" in line)
+    assert heading.split()[-1] == "capacity"
 
 
 @pytest.mark.parametrize(
