@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,6 +120,16 @@ def load_object(source: NativeSource) -> ctypes.CDLL:
         return ctypes.CDLL(str(target))
     except OSError as error:
         raise CompileError(str(error)) from error
+
+
+def declare(
+    library: ctypes.CDLL, signatures: Mapping[str, Sequence[type]], result: type | None = None
+) -> ctypes.CDLL:
+    """With argument types by function, so that a wrong call fails in Python."""
+    for name, arguments in signatures.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    return library
 
 
 @contextmanager

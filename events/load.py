@@ -139,6 +139,31 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     fetch: tuple[FetchFit, ...] = ()
 
 
+def silent_load(total_blocks: int) -> ReplicaLoad:
+    """Nothing waits, nothing runs, as far as the replica says; no digest is named."""
+    return ReplicaLoad(
+        digest_generation=-1,
+        digest_seq=-1,
+        waiting=0,
+        running=0,
+        queued_prefill_tokens=0,
+        running_context_tokens=0,
+        free_blocks=total_blocks,
+        cached_blocks=0,
+        total_blocks=total_blocks,
+        step_ms=0.0,
+        prefill=PrefillFit(0.0, 0.0, 0.0, 0.0),
+        decode=DecodeFit(0.0, 0.0, 0.0, 0.0),
+        seen={},
+        draining=False,
+        engine_steps=0,
+        digest_false_positive_rate=0.0,
+        prompt_tokens_total=0,
+        cached_tokens_total=0,
+        preemptions_total=0,
+    )
+
+
 class ReplicaBye(msgspec.Struct, frozen=True, kw_only=True):
     """A replica leaves on purpose."""
 

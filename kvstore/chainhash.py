@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from configs.native import CompileError, NativeSource, load_object
+from configs.native import CompileError, NativeSource, declare, load_object
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +49,9 @@ def python_chain(cluster_key: bytes, parent: bytes, tokens: bytes, block_bytes: 
 
 def native_chain() -> ChainHash:
     """Compiled from chain.cpp. Raises CompileError."""
-    function = load_object(KERNELS).wr_chain
     data, number = ctypes.c_char_p, ctypes.c_long
-    function.argtypes = [data, number, data, data, data, number, number, data]
-    function.restype = None
+    signatures = {"wr_chain": [data, number, data, data, data, number, number, data]}
+    function = declare(load_object(KERNELS), signatures).wr_chain
     person = _PERSON.ljust(16, b"\0")
 
     def run(cluster_key: bytes, parent: bytes, tokens: bytes, block_bytes: int) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest
 
-from configs.native import CompileError, NativeSource, address, load_object
+from configs.native import CompileError, NativeSource, address, declare, load_object
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +55,12 @@ PACKAGE = SumKernels(_package_sums, _package_copied)
 
 def native() -> SumKernels:
     """Compiled from sums.cpp. Raises CompileError."""
-    library = load_object(KERNELS)
-    pointer, number = ctypes.c_void_p, ctypes.c_long
-    library.wr_layer_sums.argtypes = [pointer, number, number, ctypes.c_char_p]
-    library.wr_copy_sums.argtypes = [pointer, pointer, number, number, ctypes.c_char_p]
-    library.wr_layer_sums.restype = library.wr_copy_sums.restype = None
+    pointer, number, sums_at = ctypes.c_void_p, ctypes.c_long, ctypes.c_char_p
+    signatures = {
+        "wr_layer_sums": [pointer, number, number, sums_at],
+        "wr_copy_sums": [pointer, pointer, number, number, sums_at],
+    }
+    library = declare(load_object(KERNELS), signatures)
 
     def sums(payload: Bytes, layers: int) -> bytes:
         size = len(payload) // layers

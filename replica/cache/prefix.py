@@ -11,7 +11,6 @@ reader leaves. The journal hears of a node's first copy and of the loss of its l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Protocol
 
 from configs.schema import Eviction
@@ -49,12 +48,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._open:
             self._close()
             self._cache.release(self.blocks)

@@ -6,7 +6,7 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-from configs.native import CompileError, NativeSource, load_object
+from configs.native import CompileError, NativeSource, declare, load_object
 
 KERNELS = NativeSource(
     name="kernels",
@@ -20,11 +20,6 @@ KERNELS = NativeSource(
 @cache
 def load_library() -> ctypes.CDLL:
     """The kernels, compiled first where the cache lacks them. Raises CompileError."""
-    return _declared(load_object(KERNELS))
-
-
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """With argument types, so that a wrong call fails in Python."""
     pointer, long, flag, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
     signatures = {
         "wr_norm": [pointer] * 3 + [long] * 2 + [real, flag],
@@ -34,11 +29,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "wr_product": [pointer] * 4 + [long] * 3 + [flag] * 2,
         "wr_attend": [pointer] * 7 + [long] * 7 + [flag],
     }
-    for name, arguments in signatures.items():
-        function = getattr(library, name)
-        function.argtypes = arguments
-        function.restype = None
-    return library
+    return declare(load_object(KERNELS), signatures)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 
-from events.load import OWN_ENGINE, DecodeFit, DigestShape, PrefillFit, ReplicaHello, ReplicaLoad
+from events.load import OWN_ENGINE, DigestShape, ReplicaHello, ReplicaLoad, silent_load
 from router.backends.attempt import ForeignAttempt
 from router.backends.health import Health
 from router.backends.rates import Rates
@@ -72,7 +72,7 @@ class Seat:
 
     def load(self, told: ReplicaLoad | None = None) -> ReplicaLoad:
         """A heartbeat: what is in flight is in this router's own ledger, the speed is as learnt."""
-        told = told or _silent_load(self.hello.total_blocks)
+        told = told or silent_load(self.hello.total_blocks)
         prefill, decode = self.rates.prefill, self.rates.decode
         return msgspec.structs.replace(told, prefill=prefill, decode=decode)
 
@@ -189,28 +189,3 @@ class Joiner:
     def _refuse(self, name: str, replica: str, detail: str) -> None:
         self.refused[name] += 1
         self._fleet.alarms.raise_(name, replica, detail)
-
-
-def _silent_load(total_blocks: int) -> ReplicaLoad:
-    """Nothing waits, nothing runs, as far as anybody but this router says; no digest is named."""
-    return ReplicaLoad(
-        digest_generation=-1,
-        digest_seq=-1,
-        waiting=0,
-        running=0,
-        queued_prefill_tokens=0,
-        running_context_tokens=0,
-        free_blocks=total_blocks,
-        cached_blocks=0,
-        total_blocks=total_blocks,
-        step_ms=0.0,
-        prefill=PrefillFit(0.0, 0.0, 0.0, 0.0),
-        decode=DecodeFit(0.0, 0.0, 0.0, 0.0),
-        seen={},
-        draining=False,
-        engine_steps=0,
-        digest_false_positive_rate=0.0,
-        prompt_tokens_total=0,
-        cached_tokens_total=0,
-        preemptions_total=0,
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.native import CompileError, NativeSource, address, load_object
+from configs.native import CompileError, NativeSource, address, declare, load_object
 from router.choice.cost import WEIGHTS, NumpyPricer
 from router.choice.sheet import BEST, NOBODY, Below, Demand, Figures, Pricer, Prices, Sheet
 
@@ -61,22 +61,21 @@ class NativePricer:
         return Prices(sheet.state, sheet.terms[:fit], sheet.best[:fit].tolist(), said)
 
 
+def native_pricer() -> Pricer:
+    """Compiled from cost.cpp. Raises CompileError."""
+    pointer, long = ctypes.c_void_p, ctypes.c_long
+    price = [pointer, long, *[pointer] * 7, long, *[pointer] * 3, long, pointer]
+    return NativePricer(declare(load_object(KERNELS), {"wr_price": price}, result=long))
+
+
 @cache
 def pricer() -> Pricer:
     """The fastest there is here; compiles it at the first call on a machine."""
     try:
-        return NativePricer(declared(load_object(KERNELS)))
+        return native_pricer()
     except CompileError as error:
         log.warning("no native cost, NumPy prices replicas: %s", error)
         return NumpyPricer()
-
-
-def declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """With argument types, so that a wrong call fails in Python."""
-    pointer, long = ctypes.c_void_p, ctypes.c_long
-    library.wr_price.argtypes = [pointer, long, *[pointer] * 7, long, *[pointer] * 3, long, pointer]
-    library.wr_price.restype = long
-    return library
 
 
 if __name__ == "__main__":

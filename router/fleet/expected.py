@@ -41,6 +41,20 @@ class Expected:
     hash_version: str = HASH_VERSION
 
     @classmethod
+    def like(cls, hello: ReplicaHello) -> Expected:
+        """What just such a replica fits, with blocks of any size: where there is no model file."""
+        return cls(
+            model=hello.model,
+            weights=hello.weights,
+            tokenizer=hello.tokenizer,
+            template=hello.template,
+            key_id=hello.key_id,
+            layers=hello.layout.layers,
+            kv_heads=hello.layout.kv_heads,
+            head_dim=hello.layout.head_dim,
+        )
+
+    @classmethod
     def of(cls, card: ModelCard, config: ClusterConfig) -> Expected:
         """From the router's own model file and cluster file. Raises ValueError on a bad secret."""
         return cls(

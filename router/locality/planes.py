@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from configs.native import CompileError, NativeSource, address, load_object
+from configs.native import CompileError, NativeSource, address, declare, load_object
 from events.digest import positions
 from events.load import DigestShape
 from kvstore.identity import KEY_BYTES
@@ -149,29 +149,25 @@ def _columns(words: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little"))
 
 
-@cache
-def plane_kernels() -> PlaneKernels:
-    """The fastest there are here; compiles them at the first call on a machine."""
-    try:
-        return NativeKernels(_declared(load_object(KERNELS)))
-    except CompileError as error:
-        log.warning("no native index, NumPy looks prefixes up: %s", error)
-        return NumpyKernels()
-
-
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """With argument types, so that a wrong call fails in Python."""
+def native_planes() -> PlaneKernels:
+    """Compiled from planes.cpp. Raises CompileError."""
     pointer, long, flag = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     signatures = {
         "wr_depths": [pointer] + [long] * 3 + [pointer, long, pointer] + [long] * 2 + [pointer],
         "wr_change": [pointer, long, long, pointer, long, flag],
         "wr_reset": [pointer, long, long, pointer, long],
     }
-    for name, arguments in signatures.items():
-        function = getattr(library, name)
-        function.argtypes = arguments
-        function.restype = None
-    return library
+    return NativeKernels(declare(load_object(KERNELS), signatures))
+
+
+@cache
+def plane_kernels() -> PlaneKernels:
+    """The fastest there are here; compiles them at the first call on a machine."""
+    try:
+        return native_planes()
+    except CompileError as error:
+        log.warning("no native index, NumPy looks prefixes up: %s", error)
+        return NumpyKernels()
 
 
 if __name__ == "__main__":

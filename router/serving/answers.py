@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from operator import attrgetter
-from types import TracebackType
 
 from events.output import CoreDelta
 from router.dispatch.failover import Run
@@ -33,17 +32,12 @@ class Answers:
     def __enter__(self) -> Answers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for task in self._reading:
             task.add_done_callback(_forget)
             task.cancel()
         for run in self.runs:
-            run.__exit__(kind, error, trace)
+            run.__exit__(*error)
 
     @property
     def done(self) -> bool:

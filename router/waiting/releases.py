@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,19 +22,14 @@ class Releases:
     def __enter__(self) -> Releases:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         steps = self._steps
         try:
             while steps:
                 steps.pop()()
         finally:
             if steps:  # the rest is given back, whatever one of them raised
-                self.__exit__(kind, error, trace)
+                self.__exit__(*error)
 
     def add(self, step: Callable[[], object]) -> None:
         """To be called at the end."""

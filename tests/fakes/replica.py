@@ -11,6 +11,7 @@ import contextlib
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
 import numpy as np
 from aiohttp import WSMsgType, web
 
@@ -25,6 +26,7 @@ from events.load import (
     PrefillFit,
     ReplicaHello,
     ReplicaLoad,
+    silent_load,
 )
 from events.output import (
     CacheCleared,
@@ -261,26 +263,15 @@ class FakeReplica:
         )
 
     def load(self) -> ReplicaLoad:
-        return ReplicaLoad(
+        return msgspec.structs.replace(
+            silent_load(2048),
             digest_generation=1,
             digest_seq=0,
-            waiting=0,
-            running=0,
-            queued_prefill_tokens=0,
-            running_context_tokens=0,
-            free_blocks=2048,
-            cached_blocks=0,
-            total_blocks=2048,
             step_ms=1.0,
             prefill=self.prefill,
             decode=DecodeFit(1.0, 0.1, 0.0, 1.0),
-            seen={},
             draining=self.draining,
             engine_steps=1,
-            digest_false_positive_rate=0.0,
-            prompt_tokens_total=0,
-            cached_tokens_total=0,
-            preemptions_total=0,
         )
 
     def announce(self, listener: FeedListener, every_s: float = 0.05) -> None:

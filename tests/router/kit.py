@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import msgspec
@@ -17,6 +18,7 @@ from events.load import (
     PrefillFit,
     ReplicaHello,
     ReplicaLoad,
+    silent_load,
 )
 from kvstore.identity import HASH_VERSION, KeyChain, Namespace, chain
 from router.choice.choose import RouterBrain
@@ -29,17 +31,6 @@ BLOCK_TOKENS = 16
 SHAPE = DigestShape(bits=1 << 16, k=8)
 LAYOUT = KVLayout(
     dtype="float32", layers=2, kv_heads=2, head_dim=16, block_tokens=BLOCK_TOKENS, rope="t10000"
-)
-EXPECTED = Expected(
-    model="tiny",
-    weights="aa" * 16,
-    tokenizer="bb" * 16,
-    template="cc" * 16,
-    key_id="0011",
-    layers=2,
-    kv_heads=2,
-    head_dim=16,
-    block_tokens=frozenset({BLOCK_TOKENS}),
 )
 
 
@@ -77,30 +68,19 @@ def hello(**changes: object) -> ReplicaHello:
 
 
 def load(**changes: object) -> ReplicaLoad:
-    base = ReplicaLoad(
+    base = msgspec.structs.replace(
+        silent_load(4_096),
         digest_generation=1,
         digest_seq=0,
-        waiting=0,
-        running=0,
-        queued_prefill_tokens=0,
-        running_context_tokens=0,
-        free_blocks=4_096,
-        cached_blocks=0,
-        total_blocks=4_096,
         step_ms=10.0,
         prefill=PrefillFit(5.0, 1.0, 0.0, 1.0),
         decode=DecodeFit(50.0, 3.0, 0.0, 1.0),
-        seen={},
-        draining=False,
         engine_steps=1,
-        digest_false_positive_rate=0.0,
-        prompt_tokens_total=0,
-        cached_tokens_total=0,
-        preemptions_total=0,
     )
     return msgspec.structs.replace(base, **changes)
 
 
+EXPECTED = dataclasses.replace(Expected.like(hello()), block_tokens=frozenset({BLOCK_TOKENS}))
 POOL = pool_name(hello())
 
 

@@ -95,7 +95,7 @@ class World:
         self.chains = _chains(rng, blocks, CHAINS)
         self.truth: dict[tuple[str, int], int] = {}
         # Its time stands still: what is known of the replicas stays fresh.
-        self.fleet = Fleet(_expected(), float)
+        self.fleet = Fleet(Expected.like(HELLO), float)
         fill = np.random.default_rng(1)
         for number in range(replicas):
             self._join(f"r{number}", fill)
@@ -175,20 +175,6 @@ def _digest(halves: np.ndarray) -> np.ndarray:
     bits = np.zeros(SHAPE.bits, np.uint8)
     bits[positions(halves, SHAPE).ravel()] = 1
     return np.packbits(bits, bitorder="little")
-
-
-def _expected() -> Expected:
-    layout = HELLO.layout
-    return Expected(
-        model=HELLO.model,
-        weights=HELLO.weights,
-        tokenizer=HELLO.tokenizer,
-        template=HELLO.template,
-        key_id=HELLO.key_id,
-        layers=layout.layers,
-        kv_heads=layout.kv_heads,
-        head_dim=layout.head_dim,
-    )
 
 
 def _query(number: int, chain: KeyChain) -> RouteQuery:

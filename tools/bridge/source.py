@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from types import TracebackType
 
 import zmq
 import zmq.asyncio
@@ -57,12 +56,7 @@ class EventSource:
         self._socket.connect(self._endpoints.events)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0)

@@ -121,7 +121,7 @@ class World:
     def _start_router(self) -> None:
         policy = self._settings.policy
         config = RouterConfig(policy="least_load" if policy == CLAIRVOYANT else policy)
-        self._fleet = Fleet(_expected(self._hello), self._agenda)
+        self._fleet = Fleet(Expected.like(self._hello), self._agenda)
         self.brain = RouterBrain(
             self._fleet, config, self._agenda, random.Random(self._settings.seed)
         )
@@ -342,20 +342,6 @@ def _hello(block_tokens: int, settings: Settings) -> ReplicaHello:
         device="cpu" if settings.device.name.startswith("cpu") else "cuda",
         version="sim",
         max_step_tokens=settings.device.max_step_tokens,
-    )
-
-
-def _expected(hello: ReplicaHello) -> Expected:
-    layout = hello.layout
-    return Expected(
-        model=hello.model,
-        weights=hello.weights,
-        tokenizer=hello.tokenizer,
-        template=hello.template,
-        key_id=hello.key_id,
-        layers=layout.layers,
-        kv_heads=layout.kv_heads,
-        head_dim=layout.head_dim,
     )
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -199,12 +198,7 @@ class LocalCluster:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
     async def wait_failed(self) -> str:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 from kvstore.kvd.client import Kvd
 from kvstore.kvd.messages import Report
@@ -79,12 +78,7 @@ class Daemon:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop(signal.SIGKILL)
 
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.native import load_object
 from events.decision import CandidateTerms
 from events.load import DecodeFit, PrefillFit
 from router.choice.cost import NumpyPricer
-from router.choice.pricer import KERNELS, NativePricer, declared
+from router.choice.pricer import native_pricer
 from router.choice.reserve import SIZES, Booked
 from router.choice.score import SHOWN
 from router.choice.sheet import BEST, Below, Demand, Pricer, Sheet
@@ -151,7 +150,7 @@ def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
         dice = np.random.default_rng(seed)
         deeper = dice.integers(0, 300, (2, len(members)), np.int32)
         below = Below(deeper, 10.0 * dice.random((len(members), 2, 2)))
-    pricers: list[Pricer] = [NativePricer(declared(load_object(KERNELS))), NumpyPricer()]
+    pricers: list[Pricer] = [native_pricer(), NumpyPricer()]
     found = [
         pricer.price(sheet_of(rows), demand, asked, depths, there, world.clock(), below)
         for pricer in pricers

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.native import CompileError, load_object
+from configs.native import CompileError
 from events.digest import positions
 from events.load import DigestShape
-from router.locality.planes import KERNELS, NativeKernels, NumpyKernels, PlaneKernels, _declared
+from router.locality.planes import NumpyKernels, PlaneKernels, native_planes
 
 
 @pytest.fixture(scope="module")
 def native() -> PlaneKernels:
     try:
-        return NativeKernels(_declared(load_object(KERNELS)))
+        return native_planes()
     except CompileError as error:
         if "no C++ compiler" not in str(error):
             raise

@@ -16,16 +16,17 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from configs.model.card import ModelCard
-from configs.schema import ClusterConfig, ModelConfig, RouterConfig
+from configs.schema import ClusterConfig, ModelConfig, ReplicaConfig, RouterConfig
 from events.digest import DigestShape
-from events.load import DecodeFit, KVLayout, PrefillFit, ReplicaHello, ReplicaLoad
+from events.load import DecodeFit, PrefillFit, ReplicaHello, silent_load
 from events.memory import MemoryBus
-from kvstore.identity import HASH_VERSION, key_id
 from router.gateway import Gateway
 from tools.bench.chunks import peer
+from tools.bench.gateway.replicas import hello_of
 
 _SECRET = "11" * 32
 _BOOT = 1
@@ -36,51 +37,19 @@ _FLOOR_SENDS = 50_000
 
 
 def _hello(card: ModelCard, port: int) -> ReplicaHello:
-    return ReplicaHello(
-        model="bench",
-        weights=card.weights_fingerprint,
-        tokenizer=card.tokenizer_fingerprint,
-        template=card.template_fingerprint,
-        layout=KVLayout(
-            dtype="float32",
-            layers=card.shape.layers,
-            kv_heads=card.shape.kv_heads,
-            head_dim=card.shape.head_dim,
-            block_tokens=16,
-            rope="plain",
-        ),
-        hash_version=HASH_VERSION,
-        key_id=key_id(bytes.fromhex(_SECRET)),
-        digest=_SHAPE,
-        link_url=f"ws://127.0.0.1:{port}/link",
-        context_tokens=card.shape.context_tokens,
-        total_blocks=1 << 16,
-        max_running=1 << 12,
-        device="cpu",
-        version="bench",
-    )
+    """As many as the benchmark asks for may run at once."""
+    hello = hello_of(card, _config(card), ReplicaConfig(port=port))
+    return msgspec.structs.replace(hello, digest=_SHAPE, max_running=1 << 12)
 
 
-_LOAD = ReplicaLoad(
+_LOAD = msgspec.structs.replace(
+    silent_load(1 << 16),
     digest_generation=1,
     digest_seq=0,
-    waiting=0,
-    running=0,
-    queued_prefill_tokens=0,
-    running_context_tokens=0,
-    free_blocks=1 << 16,
-    cached_blocks=0,
-    total_blocks=1 << 16,
     step_ms=1.0,
     prefill=PrefillFit(1.0, 1.0, 0.0, 1.0),
     decode=DecodeFit(1.0, 0.1, 0.0, 1.0),
-    seen={},
-    draining=False,
     engine_steps=1,
-    digest_false_positive_rate=0.0,
-    prompt_tokens_total=0,
-    cached_tokens_total=0,
-    preemptions_total=0,
 )
 
 
