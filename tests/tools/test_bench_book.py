@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tools.bench.book.command import main
+from tools.bench.book.goals import goals
 from tools.bench.book.scenarios import ALL, Scenario
 from tools.bench.book.text import book, wins
 from tools.errors import CommandError
 from tools.sim.generate import KINDS, generate
 from tools.sim.settings import Settings
-from tools.sim.simulate import simulate
-from tools.sim.table import COLUMNS
+from tools.sim.simulate import seek_capacity, simulate
+from tools.sim.table import COLUMNS, title
 
 SCENARIO = Scenario("x", "A scenario", "groups:groups=4,system=600,rates=4,stage_s=3,output=20")
 
@@ -74,3 +77,36 @@ def test_one_policy_alone_is_no_comparison_and_tells_how_long_it_took() -> None:
     text = book([(SCENARIO, of)], [], "v.")
     assert "of it, in 0 of 0" in text
     assert "42 s of one core's CPU" in text
+
+
+def test_a_capacity_is_told_without_times_and_is_no_mean() -> None:
+    trace, base = generate(SCENARIO.trace), Settings(policy="warmroute", replicas=1)
+    of = seek_capacity(trace, base, ["warmroute", "random"], 0.3)
+    assert "load sought" in title(of["settings"])
+    of["policies"]["warmroute"]["capacity_load"] = 1.0
+    of["policies"]["random"]["capacity_load"] = 1.5
+    text = book([(dataclasses.replace(SCENARIO, capacity_slo_s=0.3), of)], [], "v.")
+    assert "random in capacity (1.5 against 1, 50.0%)" in text
+    assert "of it, in 0 of 0" in text
+    assert "| random | 1.50 |" in text
+
+
+def test_goals_are_held_against_the_best_peer_and_the_bound() -> None:
+    trace = dataclasses.replace(SCENARIO, mooncake=True)
+    of = result(
+        warmroute={"ttft_mean_s": 1.0, "cached_token_ratio": 0.97},
+        random={"ttft_mean_s": 1.2, "cached_token_ratio": 1.0},
+        weighted={"ttft_mean_s": 3.0, "cached_token_ratio": 0.2},
+        clairvoyant={"ttft_mean_s": 0.95, "cached_token_ratio": 2.0},
+    )
+    assert [(goal.whose, goal.met) for goal in goals([(trace, of)])] == [
+        ("random", True),
+        ("random", False),
+        ("clairvoyant", True),
+    ]
+    sought = dataclasses.replace(trace, capacity_slo_s=2.0)
+    of = {"policies": {"warmroute": {"capacity_load": 1.3}, "random": {"capacity_load": 1.0}}}
+    (capacity,) = goals([(sought, of)])
+    assert capacity.met
+    assert "| 1.300 | yes |" in f"| {' | '.join(capacity.row())} |"
+    assert goals([(SCENARIO, of)]) == []

@@ -54,9 +54,14 @@ def _distributions(axes: Any, policies: dict[str, Any]) -> None:
 
 
 def _curves(axes: Any, policies: dict[str, Any], slo_s: float) -> None:
+    """Dots where the objective held, crosses where it did not."""
     for name, figures in policies.items():
-        loads, times = zip(*figures["capacity_curve"], strict=True)
-        axes.plot(loads, times, marker=".", **_style(name))
+        curve = figures["capacity_curve"]
+        held = [(load, time_s) for load, time_s in curve if time_s is not None]
+        broke = [load for load, time_s in curve if time_s is None]
+        loads, times = [load for load, _ in held], [time_s for _, time_s in held]
+        (line,) = axes.plot(loads, times, marker=".", **_style(name))
+        axes.plot(broke, [slo_s] * len(broke), "x", color=line.get_color())
     axes.axhline(slo_s, color="gray", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="load", ylabel="TTFT p90, s", title="Capacity")
     axes.grid(alpha=0.3)

@@ -10,6 +10,9 @@ from tools.sim.profiles import DEVICES, Device
 from tools.sim.wire import RELIABLE, BusFaults
 
 CLAIRVOYANT = "clairvoyant"
+SOUGHT = "sought"
+"""Stands for the load where that is what was looked for."""
+
 DEFAULT_DEVICE = DEVICES["h100-8b"]
 ITL_TARGET_MS = ReplicaConfig(id="").itl_target_ms
 

@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from router.policies import POLICIES
 from tools.sim.call import Trace
 from tools.sim.capacity import capacity
 from tools.sim.generate import KINDS, generate
-from tools.sim.settings import CLAIRVOYANT, Settings
+from tools.sim.settings import CLAIRVOYANT, SOUGHT, Settings
 from tools.sim.summary import summary
 from tools.sim.traces import read_trace
 from tools.sim.world import World
@@ -53,14 +51,22 @@ def simulate(
     return {"settings": said, "policies": measured}
 
 
+def seek_capacity(
+    trace: Trace, base: Settings, policies: Iterable[str], slo_s: float
+) -> dict[str, Any]:
+    """As `simulate`, but for nothing but each policy's capacity."""
+    measured = {
+        name: capacity_figures(trace, replace(base, policy=name), slo_s) for name in policies
+    }
+    sought = {"load": SOUGHT, "capacity_slo_s": slo_s}
+    return {"settings": described(trace, base, slo_s) | sought, "policies": measured}
+
+
 def capacity_figures(trace: Trace, settings: Settings, slo_s: float) -> dict[str, Any]:
-    """At which load the policy still keeps the p90 TTFT within the objective; what was tried."""
-
-    def p90_ttft_s(load: float) -> float:
-        times = [r.ttft_s for r in World(trace, replace(settings, load=load)).run().records]
-        return float(np.quantile(times, 0.9))
-
-    found = capacity(p90_ttft_s, slo_s)
+    """At which load the policy still keeps the p90 TTFT below the objective; what was tried."""
+    found = capacity(
+        lambda load: World(trace, replace(settings, load=load)).ttft_within_s(0.9, slo_s)
+    )
     return {"capacity_load": found.load, "capacity_curve": found.curve}
 
 

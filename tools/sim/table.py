@@ -7,7 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from tools.sim.settings import CLAIRVOYANT
+from tools.sim.settings import CLAIRVOYANT, SOUGHT
 
 COLUMNS = {
     "cached_token_ratio": ("cached", ".3f"),
@@ -19,16 +19,17 @@ COLUMNS = {
     "itl_p99_ms": ("ITL p99", ".0f"),
     "slo_share": ("in SLO", ".3f"),
     "max_over_mean_load": ("load", ".2f"),
+    "capacity_load": ("capacity", ".2f"),
 }
 """Figure to heading and form: means in s, gaps in ms, load as the largest over the mean."""
 
-CAPACITY = {"capacity_load": ("capacity", ".2f")}
 
-
-def columns(policies: dict[str, dict[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Those that there are figures for."""
-    measured = any("capacity_load" in figures for figures in policies.values())
-    return COLUMNS | (CAPACITY if measured else {})
+def columns(
+    policies: dict[str, dict[str, Any]], known: dict[str, tuple[str, str]] = COLUMNS
+) -> dict[str, tuple[str, str]]:
+    """Those of the known ones that there are figures for."""
+    told = {figure for figures in policies.values() for figure in figures}
+    return {figure: form for figure, form in known.items() if figure in told}
 
 
 def cells(name: str, figures: dict[str, Any], shown: dict[str, tuple[str, str]]) -> list[str]:
@@ -39,7 +40,8 @@ def cells(name: str, figures: dict[str, Any], shown: dict[str, tuple[str, str]])
 
 def title(of: dict[str, Any]) -> str:
     """What was simulated."""
-    load = "the trace's own times" if of["load"] is None else f"load {of['load']:g}"
+    load = {None: "the trace's own times", SOUGHT: "load sought"}.get(of["load"])
+    load = load or f"load {of['load']:g}"
     return (
         f"{of['trace']}: {of['requests']} requests, {of['replicas']} x {of['device']}, "
         f"{load}, SLO: TTFT within {of['slo_ttft_s']:g} s"

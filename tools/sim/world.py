@@ -6,7 +6,9 @@ agenda moves time. The same settings give the same run to the bit.
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -91,7 +93,8 @@ class World:
         self._seats: dict[str, _Seat] = {}
         self._past: list[SimReplica] = []
         self._records: list[Record] = []
-        self._left = len(trace.calls)
+        self._left = self._waiting = len(trace.calls)
+        self._late = 0
         self._children = 0
         self._boot = 0
         self._start_router()
@@ -101,20 +104,44 @@ class World:
     def run(self) -> Run:
         """Until the last request has its answer."""
         pace = self._pace()
-        start_s = self._agenda.now_s
-        first_s = self._trace.calls[0].arrival_s
-        for call in self._trace.calls:
-            at_s = start_s + (call.arrival_s - first_s) * pace
-            self._agenda.at(at_s, lambda call=call: self._arrive(call))
-        for fault in self._settings.faults:
-            self._agenda.at(start_s + fault.at_s, lambda fault=fault: self._break(fault))
+        self._schedule(pace, self._arrive)
         while self._left and self._agenda.step():
             pass
         return self._report(len(self._trace.calls) / max(1e-9, self._trace.span_s * pace))
 
+    def ttft_within_s(self, share: float, limit_s: float) -> float | None:
+        """The TTFT that `share` of the requests stay within, decoding left out; None where that is
+        not below the limit: then the run ends as soon as enough of them are late."""
+        calls = len(self._trace.calls)
+        allowed = calls - 1 - math.floor(share * (calls - 1))
+        self._schedule(self._pace(), lambda call: self._await(self._arrive(call), limit_s))
+        while self._waiting and self._late <= allowed and self._agenda.step():
+            pass
+        if self._late > allowed:
+            return None
+        return float(np.quantile([record.ttft_s for record in self._records], share))
+
     def replicas(self) -> list[SimReplica]:
         """Those that live."""
         return [seat.replica for seat in self._seats.values()]
+
+    def _schedule(self, pace: float, arrive: Callable[[Call], object]) -> None:
+        """The arrivals and what goes wrong."""
+        start_s = self._agenda.now_s
+        first_s = self._trace.calls[0].arrival_s
+        for call in self._trace.calls:
+            at_s = start_s + (call.arrival_s - first_s) * pace
+            self._agenda.at(at_s, lambda call=call: arrive(call))
+        for fault in self._settings.faults:
+            self._agenda.at(start_s + fault.at_s, lambda fault=fault: self._break(fault))
+
+    def _await(self, record: Record, limit_s: float) -> None:
+        """Late is who has no token by then; who failed never will."""
+
+        def look() -> None:
+            self._late += not record.ttft_s
+
+        self._agenda.after(limit_s, look)
 
     # The router
 
@@ -126,7 +153,7 @@ class World:
             self._fleet, config, self._agenda, random.Random(self._settings.seed)
         )
 
-    def _arrive(self, call: Call) -> None:
+    def _arrive(self, call: Call) -> Record:
         record = Record(call.tenant, self._agenda.now_s, call.prompt_tokens, call.output_tokens)
         self._records.append(record)
         self._children += 1
@@ -144,6 +171,7 @@ class World:
             arrival_s=self._agenda.now_s,
         )
         self._place(_Open(call, record, request), 1)
+        return record
 
     def _place(self, entry: _Open, attempt: int) -> None:
         answer = self.brain.decide(self._query(entry, attempt))
@@ -185,6 +213,7 @@ class World:
         ttft_ms = 1e3 * (now_s - record.arrival_s)
         if not entry.first_s and output.token_ids:
             entry.first_s = now_s
+            self._waiting -= 1
             record.ttft_s = now_s - record.arrival_s
             record.cached_tokens = output.cached_tokens
             self.brain.first_token(
@@ -195,6 +224,7 @@ class World:
             record.e2e_s = now_s - record.arrival_s
             record.failed = output.error is not None
             self._left -= 1
+            self._waiting -= not entry.first_s
             self.brain.finish(entry.decision.decision_id, _outcome(record, ttft_ms))
 
     # Replicas

@@ -150,3 +150,11 @@ def test_the_schedulers_promises_hold_after_every_step(load: float) -> None:
 
 def test_losses_are_repaired() -> None:
     assert World(trace(), settings(bus=BusFaults(loss=0.3))).run().repairs > 0
+
+
+def test_a_share_of_first_tokens_is_known_before_the_last_answer() -> None:
+    of = settings(load=1.1, faults=(Fault(5.0, "restart", "r0"),))
+    times_s = [record.ttft_s for record in World(trace(), of).run().records]
+    p90_s = float(np.quantile(times_s, 0.9))
+    assert World(trace(), of).ttft_within_s(0.9, 1.05 * p90_s) == p90_s
+    assert World(trace(), of).ttft_within_s(0.9, 0.95 * p90_s) is None

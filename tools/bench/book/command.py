@@ -24,7 +24,7 @@ from tools.errors import CommandError
 from tools.flags import positive
 from tools.sim.call import TraceError
 from tools.sim.settings import Settings
-from tools.sim.simulate import EVERY, OURS, load_trace, simulate
+from tools.sim.simulate import EVERY, OURS, load_trace, seek_capacity, simulate
 
 RESULTS = Path(__file__).parents[1] / "RESULTS.md"
 OUT = Path("bench-out")
@@ -47,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
         help="only these anew, beside what the files say of others under the same settings",
     )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), metavar="FOLDER")
+    parser.add_argument(
+        "--only-write", action="store_true", help="the book anew, from the figures that are there"
+    )
     parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N")
     return parser
 
@@ -55,10 +58,12 @@ def _one(scenario: Scenario, policy: str, data: Path) -> dict[str, Any]:
     """One policy in one scenario, in a process of its own."""
     file = data / scenario.trace
     trace = load_trace(str(file) if file.exists() else scenario.trace)
-    trace = replace(trace, calls=trace.calls[: scenario.first])
     settings = replace(BASE, **scenario.changes)
     began_s = time.process_time()
-    result = simulate(trace, settings, [policy], scenario.slo_ttft_s, scenario.capacity_slo_s)
+    if scenario.capacity_slo_s is None:
+        result = simulate(trace, settings, [policy], scenario.slo_ttft_s)
+    else:
+        result = seek_capacity(trace, settings, [policy], scenario.capacity_slo_s)
     return result | {"cpu_s": {policy: round(time.process_time() - began_s, 1)}}
 
 
@@ -121,8 +126,8 @@ def main(argv: Sequence[str]) -> int:
     if unknown := [name for name in flags.scenarios if name not in known]:
         raise CommandError(f"unknown scenario '{unknown[0]}'; known: {', '.join(known)}")
     OUT.mkdir(exist_ok=True)
+    chosen = [] if flags.only_write else [known[name] for name in flags.scenarios or known]
     try:
-        chosen = [known[name] for name in flags.scenarios or known]
         _run(chosen, flags.policy, flags.data, flags.jobs)
     except TraceError as error:
         raise CommandError(f"{error} (--data names the folder of the traces)") from error

@@ -43,7 +43,11 @@ class Wanted:
 async def started(wanted: Wanted, say: Say) -> AsyncIterator[list[Target]]:
     """Ours first, the peers as they were named. Raises CommandError."""
     if absent := missing(wanted.peers, wanted.peers_folder):
-        raise CommandError(f"{absent[0]} is not installed here: --peers FOLDER names where it is")
+        package = PEERS[absent[0]].package
+        raise CommandError(
+            f"{absent[0]} is not installed here: pip install {package}, or with --target FOLDER "
+            "into a folder that --peers names"
+        )
     async with AsyncExitStack() as stack:
         targets = []
         if wanted.ours:
