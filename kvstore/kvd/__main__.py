@@ -15,7 +15,8 @@ from contextlib import ExitStack
 
 from events.errors import WarmrouteError
 from events.parent import follow_parent
-from kvstore.arena.arena import Arena, ArenaLimits
+from kvstore.arena.arena import Arena
+from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.segment import UNIT_BYTES, Segment, round_up
 from kvstore.arena.source import ArenaSource
 from kvstore.kvd.metrics import serve_metrics

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvstore.arena.arena import ArenaLimits
+from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.messages import Finished, Place, Refusal
 from kvstore.identity import PUBLIC_SCOPE
 from tests.kvstore.arena.users import LARGE, LARGER, World, header, run_of
@@ -267,5 +267,5 @@ def test_timers_do_not_grow_with_the_blocks_that_came_and_went() -> None:
         world.store(session, block, ttl_s=1e6)
         world.arena.delete([block.key])
         world.arena.tick()
-    assert len(world.arena._timers) < 1_100
+    assert len(world.arena._table.timers) < 1_100
     assert LARGE.payload_bytes == 1 << 19

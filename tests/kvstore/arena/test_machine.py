@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.arena.arena import ArenaLimits
+from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.messages import Place, Refusal
 from kvstore.arena.slot import Session
 from tests.kvstore.arena.users import LARGE, LARGER, World, run_of
@@ -140,7 +140,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @invariant()
     def leased_memory_is_nobody_elses(self) -> None:
-        slots = self.world.arena._slots
+        slots = self.world.arena._table.slots
         for user in self.users:
             for block, place in user.leases:
                 slot = slots[place.offset]

@@ -9,8 +9,9 @@ from threading import Event, Thread
 import pytest
 
 from kvstore.arena import tier as arena_tier
-from kvstore.arena.arena import Arena, ArenaLimits
+from kvstore.arena.arena import Arena
 from kvstore.arena.control import LocalControl
+from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.messages import Opened
 from kvstore.arena.segment import Bytes, Segment
 from kvstore.arena.source import ArenaSource

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvstore.arena.arena import Arena, ArenaLimits
+from kvstore.arena.arena import Arena
+from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.messages import Finished, Place, Refusal, Want
 from kvstore.arena.segment import Segment
 from kvstore.arena.slot import Session

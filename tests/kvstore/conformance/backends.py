@@ -17,7 +17,8 @@ from time import monotonic
 
 import obstore
 
-from kvstore.arena.arena import Arena, ArenaLimits
+from kvstore.arena.arena import Arena
+from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.segment import Segment
 from kvstore.arena.tier import ArenaTier
 from kvstore.connector import Limits

@@ -11,7 +11,8 @@ from threading import Thread
 
 import pytest
 
-from kvstore.arena.arena import Arena, ArenaLimits
+from kvstore.arena.arena import Arena
+from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.messages import Want
 from kvstore.arena.segment import Segment
 from kvstore.errors import StoreError

@@ -6,7 +6,8 @@ import threading
 import time
 from contextlib import closing
 
-from kvstore.arena.arena import Arena, ArenaLimits
+from kvstore.arena.arena import Arena
+from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.segment import Segment
 from kvstore.arena.source import ArenaSource
 from kvstore.arena.tier import ArenaTier
