@@ -1,6 +1,9 @@
 // The checksums of all layers of a block: XXH3_64bits (seed 0, default secret) of each run of
 // `size` bytes, in canonical (big endian) form. `size` must be above 240, where XXH3 takes its long
 // path. The algorithm is xxHash's (BSD-2); the tests hold this to the xxhash package.
+//
+// A copy sums up the very registers that it stores: each byte is read once. What is too large to
+// stay in a core's cache is stored past it, so that the target's old bytes are not read first.
 
 #include <cstdint>
 #include <cstring>
@@ -16,6 +19,7 @@ constexpr uint64_t kPrime64_1 = 0x9E3779B185EBCA87, kPrime64_2 = 0xC2B2AE3D27D4E
                    kPrime64_5 = 0x27D4EB2F165667C5;
 constexpr int kStripe = 64, kSecretBytes = 192, kAhead = 4096;
 constexpr int kStripesPerBlock = (kSecretBytes - kStripe) / 8;
+constexpr long kCached = 128 << 10;  // what a copy up to here has stored is still in the cache
 
 alignas(64) constexpr uint8_t kSecret[kSecretBytes] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c,
@@ -42,89 +46,150 @@ uint64_t read64(const uint8_t* from) {
   return value;
 }
 
-void accumulate(uint64_t* acc, const uint8_t* in, const uint8_t* secret) {
+// 64 bytes in registers: how they come, how they go, and what XXH3 does with them.
 #if defined(__AVX512F__)
-  __m512i data = _mm512_loadu_si512(in);
-  __m512i key = _mm512_xor_si512(data, _mm512_loadu_si512(secret));
-  __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
-  __m512i swapped = _mm512_shuffle_epi32(data, (_MM_PERM_ENUM)0x4E);
-  __m512i sum = _mm512_add_epi64(_mm512_load_si512(acc), swapped);
-  _mm512_store_si512(acc, _mm512_add_epi64(sum, product));
+struct Stripe {
+  __m512i all;
+  explicit Stripe(const void* from) : all(_mm512_loadu_si512(from)) {}
+  void store(uint8_t* to) const { _mm512_storeu_si512(to, all); }
+  void stream(uint8_t* to) const { _mm512_stream_si512((__m512i*)to, all); }
+  void add(Stripe data, const uint8_t* secret) {
+    __m512i key = _mm512_xor_si512(data.all, _mm512_loadu_si512(secret));
+    __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
+    __m512i swapped = _mm512_shuffle_epi32(data.all, (_MM_PERM_ENUM)0x4E);
+    all = _mm512_add_epi64(all, _mm512_add_epi64(swapped, product));
+  }
+  void scramble(const uint8_t* secret) {
+    __m512i prime = _mm512_set1_epi64(kPrime32_1);
+    __m512i mixed = _mm512_xor_si512(all, _mm512_srli_epi64(all, 47));
+    mixed = _mm512_xor_si512(mixed, _mm512_loadu_si512(secret));
+    __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(mixed, 32), prime);
+    all = _mm512_add_epi64(_mm512_mul_epu32(mixed, prime), _mm512_slli_epi64(high, 32));
+  }
+};
 #elif defined(__AVX2__)
-  for (int half = 0; half < 2; half++) {
-    __m256i data = _mm256_loadu_si256((const __m256i*)in + half);
-    __m256i key = _mm256_xor_si256(data, _mm256_loadu_si256((const __m256i*)secret + half));
-    __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
-    __m256i swapped = _mm256_shuffle_epi32(data, 0x4E);
-    __m256i* to = (__m256i*)acc + half;
-    _mm256_store_si256(to, _mm256_add_epi64(_mm256_add_epi64(*to, swapped), product));
+struct Stripe {
+  __m256i half[2];
+  explicit Stripe(const void* from)
+      : half{_mm256_loadu_si256((const __m256i*)from),
+             _mm256_loadu_si256((const __m256i*)from + 1)} {}
+  void store(uint8_t* to) const {
+    for (int at = 0; at < 2; at++) _mm256_storeu_si256((__m256i*)to + at, half[at]);
   }
+  void stream(uint8_t* to) const {
+    for (int at = 0; at < 2; at++) _mm256_stream_si256((__m256i*)to + at, half[at]);
+  }
+  void add(Stripe data, const uint8_t* secret) {
+    for (int at = 0; at < 2; at++) {
+      __m256i key = _mm256_xor_si256(data.half[at], Stripe(secret).half[at]);
+      __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
+      __m256i swapped = _mm256_shuffle_epi32(data.half[at], 0x4E);
+      half[at] = _mm256_add_epi64(half[at], _mm256_add_epi64(swapped, product));
+    }
+  }
+  void scramble(const uint8_t* secret) {
+    __m256i prime = _mm256_set1_epi64x(kPrime32_1);
+    for (int at = 0; at < 2; at++) {
+      __m256i mixed = _mm256_xor_si256(half[at], _mm256_srli_epi64(half[at], 47));
+      mixed = _mm256_xor_si256(mixed, Stripe(secret).half[at]);
+      __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(mixed, 32), prime);
+      half[at] = _mm256_add_epi64(_mm256_mul_epu32(mixed, prime), _mm256_slli_epi64(high, 32));
+    }
+  }
+};
 #else
-  for (int lane = 0; lane < 8; lane++) {
-    uint64_t data = read64(in + 8 * lane), key = data ^ read64(secret + 8 * lane);
-    acc[lane ^ 1] += data;
-    acc[lane] += (key & 0xFFFFFFFF) * (key >> 32);
+struct Stripe {
+  uint64_t lanes[8];
+  explicit Stripe(const void* from) { memcpy(lanes, from, sizeof lanes); }
+  void store(uint8_t* to) const { memcpy(to, lanes, sizeof lanes); }
+  void stream(uint8_t* to) const { store(to); }
+  void add(Stripe data, const uint8_t* secret) {
+    for (int lane = 0; lane < 8; lane++) {
+      uint64_t key = data.lanes[lane] ^ read64(secret + 8 * lane);
+      lanes[lane ^ 1] += data.lanes[lane];
+      lanes[lane] += (key & 0xFFFFFFFF) * (key >> 32);
+    }
   }
+  void scramble(const uint8_t* secret) {
+    for (int lane = 0; lane < 8; lane++) {
+      uint64_t value = lanes[lane] ^ lanes[lane] >> 47 ^ read64(secret + 8 * lane);
+      lanes[lane] = value * kPrime32_1;
+    }
+  }
+};
 #endif
-}
-
-void scramble(uint64_t* acc) {
-  for (int lane = 0; lane < 8; lane++) {
-    uint64_t value = acc[lane];
-    value ^= value >> 47;
-    value ^= read64(kSecret + kSecretBytes - kStripe + 8 * lane);
-    acc[lane] = value * kPrime32_1;
-  }
-}
 
 uint64_t folded(uint64_t left, uint64_t right) {
   unsigned __int128 product = (unsigned __int128)left * right;
   return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-uint64_t merged(const uint64_t* acc, uint64_t start) {
+uint64_t merged(Stripe acc, uint64_t start) {
+  uint8_t lanes[kStripe];
+  acc.store(lanes);
   uint64_t hash = start;
   for (int pair = 0; pair < 4; pair++)
-    hash += folded(acc[2 * pair] ^ read64(kSecret + 11 + 16 * pair),
-                   acc[2 * pair + 1] ^ read64(kSecret + 11 + 16 * pair + 8));
+    hash += folded(read64(lanes + 16 * pair) ^ read64(kSecret + 11 + 16 * pair),
+                   read64(lanes + 16 * pair + 8) ^ read64(kSecret + 11 + 16 * pair + 8));
   hash ^= hash >> 37;
   hash *= 0x165667919E3779F9;
   return hash ^ hash >> 32;
 }
 
-uint64_t sum(const uint8_t* in, long size) {
-  alignas(64) uint64_t acc[8] = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
-                                 kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
-  const long block = kStripe * kStripesPerBlock, blocks = (size - 1) / block;
-  for (long at = 0; at < blocks; at++) {
-    for (int stripe = 0; stripe < kStripesPerBlock; stripe++) {
-      const uint8_t* from = in + at * block + stripe * kStripe;
-      __builtin_prefetch(from + kAhead);
-      accumulate(acc, from, kSecret + 8 * stripe);
-    }
-    scramble(acc);
+enum class To { kNowhere, kCache, kMemory };
+
+// The checksum of `size` bytes, which are copied to `out` on the way where that is asked for.
+template <To to>
+uint64_t sum(const uint8_t* in, long size, uint8_t* out) {
+  constexpr uint64_t kStart[8] = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
+                                  kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
+  constexpr long kBlock = kStripe * kStripesPerBlock;
+  Stripe acc(kStart);
+  const long blocks = (size - 1) / kBlock, left = (size - 1 - blocks * kBlock) / kStripe;
+  auto take = [&](long at, int number) {
+    Stripe data(in + at);
+    __builtin_prefetch(in + at + kAhead);
+    if (to == To::kCache) data.store(out + at);
+    if (to == To::kMemory) data.stream(out + at);
+    acc.add(data, kSecret + 8 * number);
+  };
+  for (long block = 0; block < blocks; block++) {
+    for (int stripe = 0; stripe < kStripesPerBlock; stripe++)
+      take(block * kBlock + stripe * kStripe, stripe);
+    acc.scramble(kSecret + kSecretBytes - kStripe);
   }
-  const long left = (size - 1 - blocks * block) / kStripe;
-  for (long stripe = 0; stripe < left; stripe++)
-    accumulate(acc, in + blocks * block + stripe * kStripe, kSecret + 8 * stripe);
-  accumulate(acc, in + size - kStripe, kSecret + kSecretBytes - kStripe - 7);
+  for (int stripe = 0; stripe < left; stripe++) take(blocks * kBlock + stripe * kStripe, stripe);
+  const long done = blocks * kBlock + left * kStripe;
+  if (to != To::kNowhere) memcpy(out + done, in + done, size - done);
+  acc.add(Stripe(in + size - kStripe), kSecret + kSecretBytes - kStripe - 7);
   return merged(acc, (uint64_t)size * kPrime64_1);
+}
+
+template <To to>
+void sum_layers(const uint8_t* in, long layers, long size, uint8_t* sums, uint8_t* out) {
+  for (long layer = 0; layer < layers; layer++) {
+    long at = layer * size;
+    uint64_t canonical = __builtin_bswap64(sum<to>(in + at, size, out + at));
+    memcpy(sums + 8 * layer, &canonical, 8);
+  }
 }
 
 }  // namespace
 
 extern "C" void wr_layer_sums(const uint8_t* payload, long layers, long size, uint8_t* sums) {
-  for (long layer = 0; layer < layers; layer++) {
-    uint64_t canonical = __builtin_bswap64(sum(payload + layer * size, size));
-    memcpy(sums + 8 * layer, &canonical, 8);
-  }
+  sum_layers<To::kNowhere>(payload, layers, size, sums, nullptr);
 }
 
-// Copies, and sums up each layer where it has landed, while it is in the processor's cache.
+// The two may not overlap.
 extern "C" void wr_copy_sums(uint8_t* into, const uint8_t* from, long layers, long size,
                              uint8_t* sums) {
-  for (long layer = 0; layer < layers; layer++) {
-    memcpy(into + layer * size, from + layer * size, size);
-    wr_layer_sums(into + layer * size, 1, size, sums + 8 * layer);
+  const bool aligned = (uintptr_t)into % kStripe == 0 && size % kStripe == 0;
+  if (!aligned || layers * size < kCached) {
+    sum_layers<To::kCache>(from, layers, size, sums, into);
+    return;
   }
+  sum_layers<To::kMemory>(from, layers, size, sums, into);
+#if defined(__AVX512F__) || defined(__AVX2__)
+  _mm_sfence();  // whoever is told of the copy sees all of it
+#endif
 }

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.arena.available import available_bytes
+from kvstore.arena.prefault import Prefault
 from kvstore.errors import StoreError
 
 UNIT_BYTES = 4_096
@@ -49,6 +50,7 @@ class Segment:
         raw: Bytes = np.frombuffer(self._map, np.uint8)
         self._generations = raw[: self._table_bytes].view(np.uint64)
         self._slots = raw[self._table_bytes :]
+        self._prefault = Prefault(self._slots)
 
     @classmethod
     def shared(cls, slot_bytes: int) -> Segment:
@@ -88,9 +90,10 @@ class Segment:
             os.close(fd)
 
     def slot(self, offset: int, size: int) -> Bytes:
-        """The bytes of one slot. Raises ValueError outside of the arena."""
+        """The bytes of one slot, about to be used. Raises ValueError outside of the arena."""
         if not 0 <= offset <= offset + size <= self.slot_bytes:
             raise ValueError("a slot outside of the arena")
+        self._prefault.touch(offset, size)
         return self._slots[offset : offset + size]
 
     def generation(self, offset: int) -> int:
@@ -105,6 +108,7 @@ class Segment:
         """Unmaps it once the last view is gone, and closes the file. Idempotent."""
         empty: Bytes = np.empty(0, np.uint8)
         self._generations, self._slots = empty.view(np.uint64), empty
+        self._prefault = Prefault(empty)
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from threading import Condition
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -21,7 +22,12 @@ class Staging:
         self.slots = slots
         self._payload_bytes = payload_bytes
         self._stride_bytes = -(-payload_bytes // PAGE_BYTES) * PAGE_BYTES
-        self._memory = mmap.mmap(-1, slots * self._stride_bytes)
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, slots * self._stride_bytes, flags=private)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # Fewer faults at the first use of each slot, fewer misses of the TLB at the later ones.
+            with suppress(OSError):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._free = list(range(slots))
         self._changed = Condition()
 

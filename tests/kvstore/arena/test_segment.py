@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 
 import pytest
 
-from kvstore.arena.segment import Segment
+from kvstore.arena.segment import UNIT_BYTES, Segment
 from kvstore.errors import StoreError
 
 SIZE = 1 << 20
@@ -48,3 +49,21 @@ def test_what_cannot_be_had_is_said() -> None:
         Segment.shared(1 << 50)
     with pytest.raises(StoreError):
         Segment.private(100)
+
+
+@pytest.mark.skipif(
+    tuple(map(int, os.uname().release.split(".")[:2])) < (5, 14),
+    reason="the kernel maps pages one by one",
+)
+def test_a_slot_is_mapped_before_it_is_written() -> None:
+    segment = Segment.shared(4 << 20)
+    fd = segment.fd
+    assert fd is not None
+    other = Segment.attached(os.dup(fd), 4 << 20)
+    slot = other.slot(1 << 20, 2 << 20)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    slot[:] = 1
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert faults < len(slot) // UNIT_BYTES // 8
+    other.close()
+    segment.close()

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from events.load import KVLayout
 from kvstore.arena.tier import ArenaTier
@@ -25,6 +26,7 @@ from kvstore.kvd.client import open_tier
 from kvstore.layout import Layout
 from kvstore.tier import Handle, Outcome, Read, Status, Write
 from kvstore.verify import Verifier
+from replica.tiers.staging import Staging
 
 LAYOUT = KVLayout(
     dtype="float16", layers=32, kv_heads=8, head_dim=64, block_tokens=16, rope="bench"
@@ -48,10 +50,15 @@ class Blocks:
         tokens = dice.integers(0, 1_000, BLOCKS * LAYOUT.block_tokens, "<u4").tobytes()
         keys = chain(_KEY, space, _SALT, tokens)
         self.identities = identities(_KEY, space, _SALT, tokens, keys)
-        size = (BLOCKS, self.layout.payload_bytes)
-        self.source = dice.integers(0, 256, size, np.uint8)
-        self.target = np.zeros(size, np.uint8)
+        self.source, self.target = self._staged(), self._staged()
+        for block in self.source:
+            block[:] = dice.integers(0, 256, len(block), np.uint8)
         self.verifier = Verifier(_KEY, self.layout)
+
+    def _staged(self) -> list[NDArray[np.uint8]]:
+        """Memory as a replica's blocks pass through."""
+        staging = Staging(BLOCKS, self.layout.payload_bytes)
+        return [np.frombuffer(staging.buffer(slot), np.uint8) for slot in range(BLOCKS)]
 
 
 @contextmanager
@@ -126,7 +133,7 @@ def measure() -> dict[str, float]:
         tier = open_tier(path, "bench")
         rounds = [_round(blocks, tier) for _ in range(ROUNDS + 1)][1:]  # the first touches memory
         tier.close()
-    size = blocks.source.nbytes
+    size = BLOCKS * blocks.layout.payload_bytes
     memcpy, puts, gets = zip(*rounds, strict=True)
     return {
         "get_over_memcpy": statistics.median(m / g for m, g in zip(memcpy, gets, strict=True)),
