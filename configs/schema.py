@@ -239,7 +239,8 @@ class RouterConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     less was asked for, until it has come to more. `max_reading_bytes`
     bounds the bodies that are being read. `prefill_ahead_ms`: how much prefill a replica is
     given beyond what it computes; the rest waits in the router, where `max_queued_requests` and
-    `max_queued_tokens` bound it, one tenant's at half of that. `tls`: serve HTTPS.
+    `max_queued_tokens` bound it, one tenant's at half of that. A stream gets a comment whenever
+    nothing was sent on it for `keepalive_s`, waiting for its turn included. `tls`: serve HTTPS.
     """
 
     id: str = "router-0"

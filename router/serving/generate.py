@@ -20,6 +20,7 @@ from router.backends.attempt import ForeignChosenError
 from router.backends.relay import RelayCall
 from router.dispatch.dispatch import Job
 from router.dispatch.failover import Run
+from router.errors import REFUSED
 from router.fleet.pool import Pool
 from router.openai.badwords import Encode
 from router.openai.chat import ChatCollector, ChatStream
@@ -36,14 +37,19 @@ from router.services import Services, limits_in
 from router.serving.answers import Answers
 from router.serving.http import request_id
 from router.serving.lane import JsonAnswer
+from router.serving.patience import Comments
 from router.serving.pump import Pump
-from router.serving.sse import EventWriter, Outbox
+from router.serving.sse import EventWriter, Outbox, ReaderGoneError
 from router.tenancy.degrade import Asked
 from router.tenancy.tenants import Tenant
+from router.waiting.queue import Patience
 from router.waiting.releases import Releases
 
 FOREVER_S = 86_400.0
 DRAIN_RETRY_S = 5.0
+
+Reply = EventStream | ChatCollector | CompletionCollector
+Respond = Callable[[], Awaitable[web.StreamResponse]]
 
 
 class Route(NamedTuple):
@@ -110,12 +116,11 @@ class Generator:
             tenant, body = await self._enter(request, held)
             prepared = await self._prepare(request, tenant, body, CHAT)
             asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
-            answers = await self._place(held, prepared)
             kind = ChatStream if asked.stream else ChatCollector
             head = new_head("chatcmpl", self._model, revision.fingerprint)
             reply = kind(head, asked, revision.texts)
             call = _call(request, tenant, asked, body)
-            response = await self._reply(request, answers, reply, call)
+            response = await self._serve(request, held, prepared, reply, call)
             self._remember(tenant, revision, reply.progress)
             return response
 
@@ -125,12 +130,11 @@ class Generator:
             tenant, body = await self._enter(request, held)
             prepared = await self._prepare(request, tenant, body, COMPLETION)
             asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
-            answers = await self._place(held, prepared)
             kind = CompletionStream if asked.stream else CompletionCollector
             head = new_head("cmpl", self._model, revision.fingerprint)
             reply = kind(head, asked, revision.texts)
             call = _call(request, tenant, asked, body)
-            return await self._reply(request, answers, reply, call)
+            return await self._serve(request, held, prepared, reply, call)
 
     async def _enter(self, request: web.Request, held: Releases) -> tuple[Tenant, bytes]:
         if self._of.lifecycle.draining:
@@ -219,11 +223,43 @@ class Generator:
             )
         return jobs
 
-    async def _place(self, held: Releases, prepared: Prepared) -> Answers:
+    async def _serve(
+        self,
+        request: web.Request,
+        held: Releases,
+        prepared: Prepared,
+        reply: Reply,
+        call: RelayCall,
+    ) -> web.StreamResponse:
+        """Wait for its turn, then answer. Raises UserError while nothing was sent."""
+        if not isinstance(reply, EventStream):
+            answers = await self._place(held, prepared)
+            return await self._reply(request, answers, call, partial(self._collect, answers, reply))
+        settings, metrics = self._settings, self._of.metrics
+        writer = EventWriter(request, self._outbox, settings.slow_reader_s)
+        # A backend's answer has a head of its own: where one may come, ours can't go before it.
+        alone = not prepared.revision.dispatcher.backends
+        comments = Comments(writer, settings.keepalive_s) if alone else None
+        try:
+            answers = await self._place(held, prepared, comments)
+            pump = Pump(writer, answers, reply, metrics, settings.keepalive_s)
+            return await self._reply(request, answers, call, pump.respond)
+        except UserError as error:
+            if not writer.response.prepared:
+                raise
+            metrics.stream_error(REFUSED)
+            await writer.fail(reply.fail(error.error))
+        except ReaderGoneError as error:
+            metrics.stream_error(error.reason)
+        return writer.response
+
+    async def _place(
+        self, held: Releases, prepared: Prepared, patience: Patience | None = None
+    ) -> Answers:
         """Admit all prompts of the request or none; nothing is sent before the first `next`."""
         of, retries = self._of, self._settings.retries
         jobs, revision, whole = prepared.jobs, prepared.revision, not prepared.asked.stream
-        admission = await of.admitter.admit(held, prepared.tenant, jobs)
+        admission = await of.admitter.admit(held, prepared.tenant, jobs, patience)
         grow, dispatcher = admission.grow, revision.dispatcher
         if prepared.make is not None:
             of.mirror.offer(revision, prepared.make)
@@ -236,42 +272,26 @@ class Generator:
         return held.enter(Answers(runs, revision.name))
 
     async def _reply(
-        self,
-        request: web.Request,
-        answers: Answers,
-        reply: EventStream | ChatCollector | CompletionCollector,
-        call: RelayCall,
+        self, request: web.Request, answers: Answers, call: RelayCall, ours: Respond
     ) -> web.StreamResponse:
-        """From deltas of our own replicas or from the bytes of a backend: whoever is chosen, until
-        one has begun to answer."""
+        """From deltas of our own replicas (`ours`) or from the bytes of a backend: whoever is
+        chosen, until one has begun to answer."""
         while True:
             try:
-                return await self._answer(request, answers, reply)
+                return await ours()
             except ForeignChosenError:
                 relay, run = self._of.backends.relay, answers.runs[0]
                 response = await relay.answer(request, call, run, answers.headers())
                 if response is not None:
                     return response
 
-    async def _answer(
-        self,
-        request: web.Request,
-        answers: Answers,
-        reply: EventStream | ChatCollector | CompletionCollector,
+    async def _collect(
+        self, answers: Answers, reply: ChatCollector | CompletionCollector
     ) -> web.StreamResponse:
-        if isinstance(reply, EventStream):
-            return await self._stream(request, answers, reply)
         while not answers.done:
             for number, delta in await answers.next(FOREVER_S):
                 reply.feed(delta, number)
         return JsonAnswer(reply.body(), answers.headers())
-
-    async def _stream(
-        self, request: web.Request, answers: Answers, reply: EventStream
-    ) -> web.StreamResponse:
-        writer = EventWriter(request, self._outbox, self._settings.slow_reader_s)
-        keepalive_s = self._settings.keepalive_s
-        return await Pump(writer, answers, reply, self._of.metrics, keepalive_s).respond()
 
     def _remember(self, tenant: Tenant, revision: Revision, progress: Progress) -> None:
         """Keep the generated turns, so that the next request hits the cache with their ids."""

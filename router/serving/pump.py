@@ -49,10 +49,13 @@ class Pump:
     async def respond(self) -> web.StreamResponse:
         """The whole answer. Raises UserError, or that a backend was chosen, while nothing was sent:
         then the answer can still be another one."""
-        first = await self._answers.next(self._keepalive_s)
+        opened, first = self._writer.response.prepared, []
+        if not opened:
+            first = await self._answers.next(self._keepalive_s)
         self._answers.keep_ours()
         try:
-            await self._writer.open(self._answers.headers())
+            if not opened:
+                await self._writer.open(self._answers.headers())
             await self._pump(first)
         except UserError as error:
             cause = error.__cause__

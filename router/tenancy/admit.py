@@ -17,7 +17,7 @@ from router.tenancy.degrade import MARK, Asked, degraded
 from router.tenancy.gate import Admission, Gate
 from router.tenancy.limits import Account, Limits
 from router.tenancy.tenants import Tenant
-from router.waiting.queue import RequestQueue
+from router.waiting.queue import Patience, RequestQueue
 from router.waiting.releases import Releases
 
 RETRY_COUNT_HEADER = "x-stainless-retry-count"
@@ -65,7 +65,13 @@ class Admitter:
         self.degraded.update(less.names)
         return less.asked, less.tenant
 
-    async def admit(self, held: Releases, tenant: Tenant, jobs: Sequence[Job]) -> Admission:
+    async def admit(
+        self,
+        held: Releases,
+        tenant: Tenant,
+        jobs: Sequence[Job],
+        patience: Patience | None = None,
+    ) -> Admission:
         """Before anything is sent: waits for the request's turn. Raises UserError (413, 429)."""
         account = self.limits.account(tenant)
         booked = self._gate.expected_tokens(jobs)
@@ -73,7 +79,7 @@ class Admitter:
         held.add(self.queue.pump)
         try:
             admission = held.enter(self._gate.admitted(jobs))
-            admission.waited_s = await self.queue.wait(tenant, jobs, booked)
+            admission.waited_s = await self.queue.wait(tenant, jobs, booked, patience)
         except BaseException as error:
             account.correct_tokens(-booked)
             account.tally.refused["busy"] += isinstance(error, UserError)

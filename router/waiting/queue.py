@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
@@ -30,6 +31,14 @@ OUTPUT_DISCOUNT = 0.25
 """A token that may be generated, in tokens of prefill: it is a guess, and shares its steps."""
 
 
+class Patience(Protocol):
+    """What is done every `every_s` while a request waits. An error of `show` ends its waiting."""
+
+    every_s: float
+
+    async def show(self) -> None: ...
+
+
 class _Waiting(Entry):
     """A request with its caller."""
 
@@ -44,6 +53,15 @@ class _Waiting(Entry):
         self.pool = first.pool
         self.deadline_s = first.ttft_due_ms(first.first_leg()) / 1000
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+async def _turn(entry: _Waiting, patience: Patience | None) -> None:
+    while patience is not None:
+        done, _ = await asyncio.wait((entry.turn,), timeout=patience.every_s)
+        if done:
+            break
+        await patience.show()
+    await entry.turn
 
 
 def _cost_tokens(job: Job, brain: RouterBrain) -> float:
@@ -116,7 +134,9 @@ class RequestQueue:
         """Pools that somebody waits for."""
         return frozenset(self._pools)
 
-    async def wait(self, tenant: Tenant, jobs: Sequence[Job], tokens: int) -> float:
+    async def wait(
+        self, tenant: Tenant, jobs: Sequence[Job], tokens: int, patience: Patience | None = None
+    ) -> float:
         """Until it is the request's turn; the seconds waited. Raises UserError (429) where the
         queue is full or the first token would come too late."""
         if jobs[0].pin or (not self._pools and self._credit.room(jobs[0].pool)):
@@ -127,7 +147,7 @@ class RequestQueue:
         self._add(entry)
         try:
             async with asyncio.timeout(entry.deadline_s):
-                await entry.turn
+                await _turn(entry, patience)
         except TimeoutError:
             raise self._refusal("deadline", self._drained.wait_s(self.tokens)) from None
         finally:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Callable
 
 import aiohttp
 import pytest
 
+from router.openai.stream import DONE
 from tests.fakes.replica import stall
 from tests.router.gateway.house import CHAT, COMPLETION, KEYS, House
 from tests.router.gateway.kit import until
@@ -122,4 +124,61 @@ async def test_a_replica_that_dies_lets_those_who_wait_for_it_go(
     await until(lambda: house.services.admitter.queue.requests == 4)
     await house.replicas[0].die()
     assert set(await asyncio.gather(*asked)) == {503}
+    await house.settled()
+
+
+async def test_O5_a_stream_that_waits_for_its_turn_gets_comments_and_then_its_answer(
+    build: Callable, http: aiohttp.ClientSession
+) -> None:
+    house = await build(1, prefill_ahead_ms=1.0, keepalive_s=0.03)
+    release = asyncio.Event()
+    house.script(stall(release))
+    first = ask(house, http, "/v1/completions", completion())
+    await until(lambda: house.replicas[0].open_calls == 1)
+    async with house.post(http, "/v1/completions", stream()) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        for _ in range(3):
+            assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+        assert house.services.admitter.queue.requests == 1
+        release.set()
+        assert (await response.read()).endswith(DONE)
+    assert await first == 200
+    await house.settled()
+
+
+async def test_O5_a_refusal_behind_a_comment_is_an_error_and_no_end(
+    build: Callable, http: aiohttp.ClientSession
+) -> None:
+    house = await build(1, prefill_ahead_ms=1.0, keepalive_s=0.03, first_token_timeout_s=0.5)
+    house.script(stall(asyncio.Event()))
+    first = ask(house, http, "/v1/completions", completion())
+    await until(lambda: house.replicas[0].open_calls == 1)
+    read = b""
+    async with house.post(http, "/v1/completions", stream()) as response:
+        assert response.status == 200
+        with pytest.raises(aiohttp.ClientPayloadError):
+            while True:
+                read += await response.content.readuntil(b"\n\n")
+    *comments, error, rest = read.split(b"\n\n")
+    assert set(comments) == {b": keep-alive"}
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] in ("overloaded", "timeout")
+    assert rest == b""
+    await first
+    await house.settled()
+
+
+async def test_O1_a_client_that_leaves_behind_a_comment_was_never_there(
+    build: Callable, http: aiohttp.ClientSession
+) -> None:
+    house = await build(1, prefill_ahead_ms=1.0, keepalive_s=0.03)
+    release = asyncio.Event()
+    house.script(stall(release))
+    first = ask(house, http, "/v1/completions", completion())
+    await until(lambda: house.replicas[0].open_calls == 1)
+    async with house.post(http, "/v1/completions", stream()) as response:
+        await response.content.readuntil(b"\n\n")
+    await until(lambda: house.services.admitter.queue.requests == 0)
+    release.set()
+    assert await first == 200
     await house.settled()
