@@ -38,7 +38,7 @@ _FLOOR_SENDS = 50_000
 
 def _hello(card: ModelCard, port: int) -> ReplicaHello:
     """As many as the benchmark asks for may run at once."""
-    hello = hello_of(card, _config(card), ReplicaConfig(port=port))
+    hello = hello_of(card, _config(card), ReplicaConfig(id=peer.REPLICA, port=port))
     return msgspec.structs.replace(hello, digest=_SHAPE, max_running=1 << 12)
 
 
