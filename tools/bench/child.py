@@ -24,7 +24,9 @@ class Child:
         cpu: int | None,
         log: Path,
         environ: Mapping[str, str] | None = None,
+        talks: bool = False,
     ) -> None:
+        """With `talks` it listens on its standard input."""
         pinned = [] if cpu is None else ["taskset", "-c", str(cpu)]
         self._log = log
         with log.open("wb") as sink:
@@ -32,7 +34,7 @@ class Child:
                 [*pinned, *command],
                 stdout=subprocess.PIPE,
                 stderr=sink,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
                 env={**os.environ, **(environ or {})},
                 start_new_session=True,
             )
@@ -48,8 +50,9 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, 9)
         self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     @property
     def running(self) -> bool:
@@ -64,14 +67,27 @@ class Child:
         """The end of what it wrote on standard error."""
         return self._log.read_text(errors="replace")[-2_000:]
 
-    def line(self, timeout_s: float) -> list[str]:
-        """The next line of its output, in words. Raises RuntimeError where none comes."""
+    def tell(self, line: bytes) -> None:
+        """Say one line to a child that talks. Raises RuntimeError where it has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise RuntimeError(f"{self._process.args} has ended: {self.said()}") from None
+
+    def answer(self, timeout_s: float) -> bytes:
+        """The next line of its output. Raises RuntimeError where none comes."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-        words = self._process.stdout.readline().decode().split() if ready else []
-        if not words:
+        line = self._process.stdout.readline() if ready else b""
+        if not line.strip():
             raise RuntimeError(f"{self._process.args} said nothing: {self.said()}")
-        return words
+        return line
+
+    def line(self, timeout_s: float) -> list[str]:
+        """The next line of its output, in words. Raises RuntimeError where none comes."""
+        return self.answer(timeout_s).decode().split()
 
     def cpu_s(self) -> float:
         """User and system time of the process and of all that it started."""

@@ -11,7 +11,7 @@ BENCHES = {
     "calls": ("tools.bench.gateway.calls", "calls in the gateway for a request and for a delta"),
     "chunks": ("tools.bench.chunks.command", "what the gateway's CPU does for one delta, and lag"),
     "demo": ("tools.bench.demo.command", "routing policies side by side on the running cluster"),
-    "engine": ("tools.bench.engine", "prefill and decode speed of the engine on this machine"),
+    "engine": ("tools.bench.engine.command", "the engine beside others: prefill, decode, overhead"),
     "gateway": (
         "tools.bench.gateway.command",
         "requests and chunks a second on one core",

@@ -1,4 +1,4 @@
-"""How fast the engine's forward pass is on this machine, beside what the machine could do at most.
+"""How fast the forward pass alone is on this machine, beside what the machine could do at most.
 
 Prefill and decode through the real runner with plans made by hand, and the gain of a warm prefix.
 CPU time is measured beside wall time, since other work on the machine stretches the latter. Each
@@ -7,31 +7,26 @@ figure is the best and the median of several rounds.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 
 import torch
 
-from configs.model.card import ModelCard, load_card
 from configs.model.shape import ModelShape
-from configs.schema import ReplicaConfig
 from events.request import SamplingParams
-from replica.runner.build import build_runner, kv_layout
 from replica.runner.runner import ModelRunner
 from replica.sched.plan import ChildId, ExecutionPlan, PlanId, PlanRow, SampleSpec
-from tools.fetch import default_model
-from tools.flags import output_file, positive
 
 CHUNK_TOKENS = 512
 DECODE_CONTEXT = 256
 DECODE_STEPS = 16
+DECODE_ROWS = (1, 4, 16, 64)
+KV_TOKENS = max(DECODE_ROWS) * (DECODE_CONTEXT + DECODE_STEPS)
+"""What the runner's pool has to hold."""
+
 SHARED_TOKENS = 1504
 OWN_TOKENS = 40
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
@@ -124,34 +119,23 @@ def prefill_gflop(shape: ModelShape, tokens: int) -> float:
     return (2 * weights * tokens + attention + 2 * shape.hidden * shape.vocab) / 1e9
 
 
-def measure(card: ModelCard, config: ReplicaConfig, rounds: int) -> dict[str, object]:
+def measure(runner: ModelRunner, shape: ModelShape, dtype: str, rounds: int) -> dict[str, object]:
     """All figures, as a tree of plain numbers."""
-    started = time.perf_counter()
-    runner = build_runner(card, config)
-    load_s = time.perf_counter() - started
-    bench = Bench(runner, card.shape.vocab)
-    dtype = kv_layout(card, config).dtype
+    bench = Bench(runner, shape.vocab)
     peak = gemm_peak_gflops(getattr(torch, dtype), rounds)
-    found: dict[str, object] = {
-        "dtype": dtype,
-        "kernel": config.kernel,
-        "threads": config.threads,
-        "load_s": load_s,
-        "gemm_peak_gflops": peak,
-    }
+    found: dict[str, object] = {"gemm_peak_gflops": peak}
     for count in (512, 2048):
         tokens = bench.tokens(count)
         timing = timed(lambda tokens=tokens: bench.prefill(tokens), rounds)
         found[f"prefill_{count}"] = _rates(timing, count) | {
-            "of_gemm_peak": prefill_gflop(card.shape, count) / timing.cpu_best_ms * 1e3 / peak
+            "of_gemm_peak": prefill_gflop(shape, count) / timing.cpu_best_ms * 1e3 / peak
         }
     span = DECODE_CONTEXT + DECODE_STEPS
-    for rows in (1, 4, 16):
+    for rows in DECODE_ROWS:
         bench.fill_contexts(rows, span)
         timing = timed(lambda rows=rows: bench.decode(rows, span), rounds)
         found[f"decode_{rows}"] = _rates(timing, rows * DECODE_STEPS)
     found["warm_prefix"] = _warm_prefix(bench, rounds)
-    runner.close()
     return found
 
 
@@ -173,42 +157,3 @@ def _warm_prefix(bench: Bench, rounds: int) -> dict[str, float]:
         "warm_ms": warm.cpu_best_ms,
         "ratio": cold.cpu_best_ms / warm.cpu_best_ms,
     }
-
-
-def _print(found: dict[str, object]) -> None:
-    for name, value in found.items():
-        if isinstance(value, dict):
-            inner = "  ".join(f"{key} {number:.5g}" for key, number in value.items())
-            print(f"{name}: {inner}")
-        else:
-            print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="warmroute bench engine", description=__doc__)
-    parser.add_argument("--model", type=Path, help="GGUF file or folder; else the default model")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--kernel", default="auto")
-    parser.add_argument("--threads", type=positive, default=1)
-    parser.add_argument("--rounds", type=positive, default=5)
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
-    flags = parser.parse_args(arguments)
-    config = ReplicaConfig(
-        id="bench",
-        device=flags.device,
-        dtype=flags.dtype,
-        kernel=flags.kernel,
-        threads=flags.threads,
-        kv_blocks=512,
-    )
-    found = measure(load_card(flags.model or default_model()), config, flags.rounds)
-    _print(found)
-    if flags.json:
-        flags.json.write_text(json.dumps(found, indent=2) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

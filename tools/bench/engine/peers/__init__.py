@@ -1,0 +1,1 @@
+"""Other engines: each a script for the interpreter that has it; nothing of ours is imported."""
