@@ -153,7 +153,8 @@ class KvConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     loads is compared with what is computed here; 0 compares none.
 
     Of kvd: one tenant may take `tenant_share` of it. With a `peer_host` it serves blocks to hosts
-    that know the cluster's secret, and with a `metrics_port` Prometheus on loopback.
+    that know the cluster's secret, and with a `metrics_port` Prometheus on loopback. `peer_tls`:
+    hosts show each other certificates of its `ca` as well, and blocks travel encrypted.
     """
 
     host: str = "auto"
@@ -170,6 +171,7 @@ class KvConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tenant_share: _Ratio = 0.5
     peer_host: str = ""
     peer_port: _Port = 0
+    peer_tls: TlsConfig | None = None
     metrics_port: _Port = 0
 
 

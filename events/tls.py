@@ -37,10 +37,10 @@ def authority_context(ca: str) -> ssl.SSLContext:
     return context
 
 
-def check_mutual(tls: TlsConfig | None) -> None:
-    """Raises ConfigError for a link that would take any certificate."""
+def check_mutual(tls: TlsConfig | None, section: str = "link_tls") -> None:
+    """Raises ConfigError for a section with which any certificate would be taken."""
     if tls is not None and not tls.ca:
-        raise ConfigError("link_tls needs a 'ca': without one any certificate would do")
+        raise ConfigError(f"{section} needs a 'ca': without one any certificate would do")
 
 
 def server_context(tls: TlsConfig) -> ssl.SSLContext:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 RECEIVE_BYTES = 16 * 1024
 MAX_LINE_BYTES = 8 * 1024
@@ -22,6 +23,9 @@ _SLACK = 0.05
 """A time that is off by so much is not set anew."""
 _PARTS_MAX = 256
 """To one sendmsg; the kernel's limit is 1,024."""
+
+_RECORD_BYTES = 32 * 1024
+"""Up to here a copy costs less than a call."""
 
 Part = bytes | bytearray | memoryview
 
@@ -45,10 +49,16 @@ class Stream:
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
 
+    def shake_hands(self, deadline: float) -> None:
+        """With TLS: both ends have shown their certificates when this returns."""
+        assert isinstance(self._socket, ssl.SSLSocket)
+        self._arm(socket.SO_RCVTIMEO, deadline)
+        self._socket.do_handshake()
+
     def send(self, parts: Sequence[Part], deadline: float) -> None:
         """All of it, without joining the parts."""
         if self._tls:
-            for part in parts:
+            for part in _records(parts):
                 self._arm(socket.SO_SNDTIMEO, deadline)
                 self._socket.sendall(part)
             return
@@ -113,8 +123,12 @@ class Stream:
         if self._start < self._end:
             return True
         try:
-            got = self._socket.recv_into(self._view, 0, socket.MSG_DONTWAIT)
-        except BlockingIOError:
+            if self._tls:
+                self._socket.settimeout(0.0)
+                got = self._socket.recv_into(self._view)
+            else:
+                got = self._socket.recv_into(self._view, 0, socket.MSG_DONTWAIT)
+        except (BlockingIOError, ssl.SSLWantReadError):
             return False
         if not got:
             raise WireBrokenError("the other end has closed")
@@ -163,6 +177,21 @@ class Stream:
             value = _TIMEVAL.pack(*divmod(micros, 1_000_000))
             self._socket.setsockopt(socket.SOL_SOCKET, option, value)
             self._armed_s[option] = left
+
+
+def _records(parts: Sequence[Part]) -> Iterator[Part]:
+    """Small parts together: each call to send makes a record, and a packet, of its own."""
+    small: list[Part] = []
+    for part in parts:
+        if len(part) <= _RECORD_BYTES:
+            small.append(part)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield part
+    if small:
+        yield b"".join(small)
 
 
 def left_s(deadline: float) -> float:

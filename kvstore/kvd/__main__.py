@@ -15,6 +15,7 @@ from contextlib import ExitStack
 
 from events.errors import WarmrouteError
 from events.parent import follow_parent
+from events.tls import check_mutual, server_context
 from kvstore.arena.arena import Arena
 from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.segment import UNIT_BYTES, Segment, round_up
@@ -62,7 +63,9 @@ def _serve_beside(arena: Arena, settings: KvdSettings, stack: ExitStack) -> None
     """What has threads of its own: other hosts, and whoever reads metrics."""
     if settings.peer_host:
         source = ArenaSource(arena, "peers")
-        peers = PeerServer(source, settings.secret, settings.peer_host, settings.peer_port)
+        check_mutual(settings.peer_tls, "kv.peer_tls")
+        tls = None if settings.peer_tls is None else server_context(settings.peer_tls)
+        peers = PeerServer(source, settings.secret, settings.peer_host, settings.peer_port, tls)
         peers.start()
         stack.callback(source.close)
         stack.callback(peers.close)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.load import ConfigError, load_cluster
-from configs.schema import ClusterConfig
+from configs.schema import ClusterConfig, TlsConfig
 from events.secrets import parse_secret
 from kvstore.arena.available import default_bytes
 
@@ -16,7 +16,8 @@ from kvstore.arena.available import default_bytes
 @dataclass(frozen=True, slots=True)
 class KvdSettings:
     """`arena_bytes` is taken at the start. Without a `peer_host` other hosts are not served; with
-    one, `secret` is what they show that they know. A `metrics_port` of 0 serves no metrics."""
+    one, `secret` is what they show that they know, and with `peer_tls` certificates as well. A
+    `metrics_port` of 0 serves no metrics."""
 
     socket: Path
     arena_bytes: int
@@ -24,6 +25,7 @@ class KvdSettings:
     peer_host: str = ""
     peer_port: int = 0
     secret: bytes = b""
+    peer_tls: TlsConfig | None = None
     metrics_port: int = 0
     die_with_parent: bool = False
 
@@ -42,6 +44,7 @@ def settings_of(argv: Sequence[str] | None) -> KvdSettings:
         peer_host=found.peer_host,
         peer_port=found.peer_port,
         secret=found.secret,
+        peer_tls=found.peer_tls,
         metrics_port=flags.metrics_port or found.metrics_port,
         die_with_parent=flags.die_with_parent,
     )
@@ -58,6 +61,7 @@ def _of_file(cluster: ClusterConfig) -> KvdSettings:
         peer_host=kv.peer_host,
         peer_port=kv.peer_port,
         secret=parse_secret(cluster.secret),
+        peer_tls=kv.peer_tls,
         metrics_port=kv.metrics_port,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -58,8 +59,14 @@ class PeerAddress:
         return cls(parts.hostname, parts.port)
 
 
-def peer_tier(address: PeerAddress, secret: bytes, limits: Limits | None = None) -> ConnectorTier:
-    """Raises StoreError when the secret is too short to be one."""
+def peer_tier(
+    address: PeerAddress,
+    secret: bytes,
+    limits: Limits | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> ConnectorTier:
+    """With `tls` nothing is said without it. Raises StoreError when the secret is too short to be
+    one."""
     if len(secret) < MIN_SECRET_BYTES:
         raise StoreError(f"the peer tier needs a secret of {MIN_SECRET_BYTES} bytes or more")
     caps = Caps(
@@ -70,17 +77,29 @@ def peer_tier(address: PeerAddress, secret: bytes, limits: Limits | None = None)
         trusted=False,
         shared=True,
     )
-    return ConnectorTier(caps, lambda until: PeerSession(address, secret, until), limits)
+    return ConnectorTier(caps, lambda until: PeerSession(address, secret, until, tls), limits)
 
 
 class PeerSession:
     """One connection, one request at a time; see connector.Session."""
 
-    def __init__(self, address: PeerAddress, secret: bytes, deadline: float) -> None:
-        timeout_s = left_s(deadline)
-        self._stream = Stream(socket.create_connection((address.host, address.port), timeout_s))
+    def __init__(
+        self,
+        address: PeerAddress,
+        secret: bytes,
+        deadline: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        connected = socket.create_connection((address.host, address.port), left_s(deadline))
+        if tls is not None:
+            connected = tls.wrap_socket(
+                connected, server_hostname=address.host, do_handshake_on_connect=False
+            )
+        self._stream = Stream(connected, tls is not None)
         self._request = 0
         try:
+            if tls is not None:
+                self._stream.shake_hands(deadline)
             self._greet(secret, deadline)
         except BaseException:
             self.close()

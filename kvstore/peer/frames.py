@@ -6,7 +6,8 @@ Every frame begins with
 
 and a connection starts with HELLO (magic, client's nonce), HELLO_REPLY (server's nonce, MAC) and
 PROOF (MAC): each end shows that it holds the cluster's secret, over both nonces, before it says
-anything else. The bytes behind that are not encrypted; forged blocks fail their own checks.
+anything else. The bytes behind that are encrypted where the connection is TLS, which both ends are
+told to want; forged blocks fail their own checks.
 
 One request at a time: PULL (run of keys, deadline, window) is answered by a BLOCK for each key in
 order, up to the first one that is not there, and one END; ASK by a COUNT. During a PULL, CREDIT

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -74,10 +75,16 @@ class BlockSource(Protocol[B]):
 
 
 class PeerServer(Generic[B]):
-    """Between start and close it serves `source` on host:port (0: any free port)."""
+    """Between start and close it serves `source` on host:port (0: any free port). With `tls` it
+    says nothing without it."""
 
     def __init__(
-        self, source: BlockSource[B], secret: bytes, host: str = "127.0.0.1", port: int = 0
+        self,
+        source: BlockSource[B],
+        secret: bytes,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Raises StoreError when the secret is too short to be one."""
         if len(secret) < MIN_SECRET_BYTES:
@@ -86,6 +93,7 @@ class PeerServer(Generic[B]):
         self._secret = secret
         self._host = host
         self.port = port
+        self._tls = tls
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -141,7 +149,11 @@ class PeerServer(Generic[B]):
             self._serve_in_thread(connected)
 
     def _serve_in_thread(self, connected: socket.socket) -> None:
-        stream = Stream(connected)
+        try:
+            stream = self._stream(connected)
+        except OSError:
+            connected.close()  # it has left already
+            return
         thread = threading.Thread(
             target=self._serve, args=(stream,), name="kv-peer-connection", daemon=True
         )
@@ -151,6 +163,12 @@ class PeerServer(Generic[B]):
                 return
             self._open[thread] = stream
         thread.start()
+
+    def _stream(self, connected: socket.socket) -> Stream:
+        if self._tls is None:
+            return Stream(connected)
+        wrapped = self._tls.wrap_socket(connected, server_side=True, do_handshake_on_connect=False)
+        return Stream(wrapped, tls=True)
 
     def _serve(self, stream: Stream) -> None:
         try:
@@ -168,6 +186,8 @@ class PeerServer(Generic[B]):
 
     def _greet(self, stream: Stream) -> None:
         deadline = time.monotonic() + HELLO_S
+        if self._tls is not None:
+            stream.shake_hands(deadline)
         hello = read_body(stream, read_head(stream, deadline), Kind.HELLO, deadline)
         if hello[: len(MAGIC)] != MAGIC:
             raise WireBrokenError("another protocol")

@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kvstore.errors import StoreError
+from kvstore.peer.client import PeerAddress, peer_tier
 from kvstore.tier import Tier
 
 FILE_SHARE = 4
 """Without `?max_bytes=` a folder takes one FILE_SHARE-th of what its disk has free."""
 
 
-def build_tier(url: str, *, secret: bytes, ttl_s: float | None = None) -> Tier:
+def build_tier(
+    url: str,
+    *,
+    secret: bytes,
+    ttl_s: float | None = None,
+    peer_tls: ssl.SSLContext | None = None,
+) -> Tier:
     """The store behind `url`; blocks live for `ttl_s` after their last use, where it can do that.
 
     valkey://, redis:// (plain), valkeys://, rediss:// (TLS): [user:password@]host[:port][/db];
     file:///folder[?max_bytes=N]; s3://bucket[/prefix][?endpoint=URL&region=NAME]; peer://host:port,
-    which needs the cluster's `secret`. Raises ValueError on a URL that names none, with no secret
-    in its text, and StoreError when the store can't be used here.
+    which needs the cluster's `secret`, and `peer_tls` where that host wants TLS. Raises ValueError
+    on a URL that names none, with no secret in its text, and StoreError when the store can't be
+    used here.
     """
     scheme = urlsplit(url).scheme
+    if scheme == "peer":
+        return peer_tier(PeerAddress.from_url(url), secret, tls=peer_tls)
     build = _BUILDERS.get(scheme)
     if build is None:
-        known = "".join(f" {name}://" for name in sorted(_BUILDERS))
+        known = "".join(f" {name}://" for name in sorted({*_BUILDERS, "peer"}))
         raise ValueError(f"a KV store is named by a URL that begins with one of{known}")
-    return build(url, secret, ttl_s)
+    return build(url, ttl_s)
 
 
-def _valkey(url: str, secret: bytes, ttl_s: float | None) -> Tier:
+def _valkey(url: str, ttl_s: float | None) -> Tier:
     try:
         from kvstore.remote.endpoint import Endpoint
         from kvstore.remote.valkey import valkey_tier
@@ -39,7 +50,7 @@ def _valkey(url: str, secret: bytes, ttl_s: float | None) -> Tier:
     return valkey_tier(Endpoint.from_url(url), ttl_s)
 
 
-def _s3(url: str, secret: bytes, ttl_s: float | None) -> Tier:
+def _s3(url: str, ttl_s: float | None) -> Tier:
     try:
         from kvstore.remote.s3 import Bucket, s3_tier
     except ModuleNotFoundError as error:
@@ -47,7 +58,7 @@ def _s3(url: str, secret: bytes, ttl_s: float | None) -> Tier:
     return s3_tier(Bucket.from_url(url))
 
 
-def _file(url: str, secret: bytes, ttl_s: float | None) -> Tier:
+def _file(url: str, ttl_s: float | None) -> Tier:
     from kvstore.remote.file import DEFAULT_TTL_S, file_tier
 
     parts = urlsplit(url)
@@ -61,12 +72,6 @@ def _file(url: str, secret: bytes, ttl_s: float | None) -> Tier:
     return file_tier(folder, max_bytes, DEFAULT_TTL_S if ttl_s is None else ttl_s)
 
 
-def _peer(url: str, secret: bytes, ttl_s: float | None) -> Tier:
-    from kvstore.peer.client import PeerAddress, peer_tier
-
-    return peer_tier(PeerAddress.from_url(url), secret)
-
-
 def _share_of_disk(folder: Path) -> int:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free // FILE_SHARE
@@ -76,9 +81,8 @@ def _missing(error: ModuleNotFoundError, extra: str) -> StoreError:
     return StoreError(f"{error.name} is missing: pip install -e '.[{extra}]'")
 
 
-_BUILDERS: dict[str, Callable[[str, bytes, float | None], Tier]] = {
+_BUILDERS: dict[str, Callable[[str, float | None], Tier]] = {
     "file": _file,
-    "peer": _peer,
     "redis": _valkey,
     "rediss": _valkey,
     "s3": _s3,

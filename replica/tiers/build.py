@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 from configs.load import ConfigError
 from configs.schema import KvConfig
 from events.secrets import block_mac_key, store_name
-from kvstore.arena.arena import Arena, ArenaLimits
+from events.tls import check_mutual, client_context
+from kvstore.arena.arena import Arena
+from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.segment import Segment, round_up
 from kvstore.arena.tier import ArenaTier
 from kvstore.cascade import Cascade
@@ -44,7 +47,11 @@ def build_tiers(
 ) -> ReplicaTiers | None:
     """The tiers below the device; None where there shall be none. Raises ConfigError."""
     near, far = host_tier(config), remote_tier(config, cluster_key, Layout.of(namespace.layout))
-    peers = [named_tier(url, cluster_key, None) for url in config.peers]
+    tls = None
+    if config.peer_tls is not None:
+        check_mutual(config.peer_tls, "kv.peer_tls")
+        tls = client_context(config.peer_tls)
+    peers = [named_tier(url, cluster_key, None, tls) for url in config.peers]
     if near is None and far is None and not peers:
         return None
     return assemble(config, cluster_key, namespace, mover, near, far, peers)
@@ -133,9 +140,11 @@ def remote_tier(config: KvConfig, cluster_key: bytes, layout: Layout) -> Tier | 
     return SealedTier(store, Sealer(cluster_key, layout, block_mac_key(cluster_key)))
 
 
-def named_tier(url: str, cluster_key: bytes, ttl_s: float | None) -> Tier:
+def named_tier(
+    url: str, cluster_key: bytes, ttl_s: float | None, peer_tls: ssl.SSLContext | None = None
+) -> Tier:
     """The store that a URL names. Raises ConfigError."""
     try:
-        return build_tier(url, secret=cluster_key, ttl_s=ttl_s)
+        return build_tier(url, secret=cluster_key, ttl_s=ttl_s, peer_tls=peer_tls)
     except (ValueError, StoreError) as error:
         raise ConfigError(f"[kv]: {error}") from error

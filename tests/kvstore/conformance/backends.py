@@ -17,6 +17,8 @@ from time import monotonic
 
 import obstore
 
+from configs.schema import TlsConfig
+from events.tls import client_context
 from kvstore.arena.arena import Arena
 from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.segment import Segment
@@ -32,6 +34,7 @@ from kvstore.remote.s3 import Bucket, open_store, s3_tier
 from kvstore.remote.server import EmbeddedValkey
 from kvstore.remote.valkey import valkey_tier
 from kvstore.tier import Tier
+from tests.fakes.papers import make_papers
 from tests.kvstore.conformance.blocks import Block
 from tests.kvstore.kvd.daemon import Daemon
 
@@ -312,13 +315,20 @@ class PeerBackend(Backend):
     can = frozenset({"raw", "server", "tcp", "read_only"})
 
     def __init__(self, folder: Path) -> None:
-        self.child = Child("tests.kvstore.conformance.peer_child", SECRET.hex())
+        self._papers = self._made(folder)
+        files = (self._papers.cert, self._papers.key, self._papers.ca) if self._papers else ()
+        self.child = Child("tests.kvstore.conformance.peer_child", SECRET.hex(), *files)
+
+    def _made(self, folder: Path) -> TlsConfig | None:
+        """The certificates that it shows, if any."""
+        return None
 
     def open(self) -> Tier:
         return self.at(self.child.port)
 
     def at(self, port: int) -> Tier:
-        return peer_tier(PeerAddress(HOST, port), SECRET, LIMITS)
+        tls = client_context(self._papers) if self._papers else None
+        return peer_tier(PeerAddress(HOST, port), SECRET, LIMITS, tls)
 
     def close(self) -> None:
         self.child.kill()
@@ -355,6 +365,14 @@ class PeerBackend(Backend):
         self.child.start()
 
 
+class PeerTlsBackend(PeerBackend):
+    name = "peer-tls"
+    slow = True  # what it has of its own is tested with the peers
+
+    def _made(self, folder: Path) -> TlsConfig | None:
+        return make_papers(folder / "papers")
+
+
 BACKENDS: dict[str, type[Backend]] = {
     backend.name: backend
     for backend in (
@@ -365,5 +383,6 @@ BACKENDS: dict[str, type[Backend]] = {
         ValkeyBackend,
         S3Backend,
         PeerBackend,
+        PeerTlsBackend,
     )
 }

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
+from configs.schema import TlsConfig
+from events.tls import server_context
 from kvstore.peer.server import PeerServer
 
 
@@ -42,9 +44,10 @@ class Shelf:
             self.leased -= len(blocks)
 
 
-def main(port: int, secret: bytes) -> None:
+def main(port: int, secret: bytes, papers: TlsConfig | None) -> None:
     shelf = Shelf()
-    server = PeerServer(shelf, secret, port=port)
+    tls = None if papers is None else server_context(papers)
+    server = PeerServer(shelf, secret, port=port, tls=tls)
     server.start()
     print(server.port, flush=True)
     for line in sys.stdin:
@@ -60,4 +63,6 @@ def main(port: int, secret: bytes) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), bytes.fromhex(sys.argv[2]))
+    _, PORT, SECRET, *FILES = sys.argv
+    PAPERS = TlsConfig(cert=FILES[0], key=FILES[1], ca=FILES[2]) if FILES else None
+    main(int(PORT), bytes.fromhex(SECRET), PAPERS)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import ConfigError, to_toml
-from configs.schema import ClusterConfig, KvConfig, ModelConfig
+from configs.schema import ClusterConfig, KvConfig, ModelConfig, TlsConfig
 from kvstore.kvd.client import open_tier
 from kvstore.kvd.settings import KvdSettings, settings_of
 from kvstore.remote.build import build_tier
@@ -37,13 +37,21 @@ def free_port() -> int:
 
 
 def test_settings_come_from_the_file_and_flags_win(tmp_path: Path) -> None:
-    kv = KvConfig(host="/run/kvd.sock", host_bytes=1 << 24, tenant_share=0.25, peer_host="::1")
+    papers = TlsConfig(cert="c.pem", key="k.pem", ca="ca.pem")
+    kv = KvConfig(
+        host="/run/kvd.sock",
+        host_bytes=1 << 24,
+        tenant_share=0.25,
+        peer_host="::1",
+        peer_tls=papers,
+    )
     file = cluster_file(tmp_path, kv)
     assert settings_of(["--config", str(file), "--bytes", "4096"]) == KvdSettings(
         socket=Path("/run/kvd.sock"),
         arena_bytes=4096,
         tenant_share=0.25,
         peer_host="::1",
+        peer_tls=papers,
         secret=CLUSTER_KEY,
     )
     assert settings_of(["--socket", "s"]).arena_bytes >= 16 << 20
