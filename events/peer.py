@@ -1,5 +1,5 @@
 """What routers tell each other: what each has just sent where, until load reports show it; and
-what its tenants use of their limits.
+what its tenants use of their limits and have inside.
 
 Nothing here holds prompts, tokens, tenants, salts or whole block keys.
 """
@@ -39,21 +39,34 @@ class Used(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
 
 
+class Inside(msgspec.Struct, frozen=True, array_like=True):
+    """What a tenant has at the sender now: requests inside where their number is limited, and what
+    waits for its turn. `tenant` is a keyed hash of its name."""
+
+    tenant: bytes
+    requests: Count = 0
+    queued: Count = 0
+    queued_tokens: Count = 0
+
+
 class PeerDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
-    """What happened since the sender's last message; the numbers are those of `Sent.seq`."""
+    """What happened since the sender's last message; the numbers are those of `Sent.seq`. `inside`
+    has the tenants of which it changed."""
 
     sent: tuple[Sent, ...] = ()
     prefilled: tuple[int, ...] = ()
     ended: tuple[int, ...] = ()
     used: tuple[Used, ...] = ()
+    inside: tuple[Inside, ...] = ()
 
 
 class PeerState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
-    """Everything that the sender has on its way now: whatever is not in it is over. `used` is since
-    the last message all the same."""
+    """Everything that the sender has on its way, and inside, now: whatever is not in it is over.
+    `used` is since the last message all the same."""
 
     sent: tuple[Sent, ...] = ()
     used: tuple[Used, ...] = ()
+    inside: tuple[Inside, ...] = ()
 
 
 class PeerAsk(msgspec.Struct, frozen=True, array_like=True, tag="ask"):

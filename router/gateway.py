@@ -112,7 +112,8 @@ class Gateway:
         )
         self._feed = Feed(bus, config.cluster, self.services.backends.feed)
         of = self.services
-        use = SharedUse(parse_secret(config.secret), of.tenants, of.admitter.limits)
+        limits, queue, peers = of.admitter.limits, of.admitter.queue, of.brain.peers
+        use = SharedUse(parse_secret(config.secret), of.tenants, limits, queue, peers)
         self._sync = PeerSync(bus, config.cluster, config.router.id, self._boot, of.brain, use)
         self._dashboard = Dashboard(bus, config.cluster, self.services.gate.check_reader)
         self._door = Door(config.router.max_connections + SPARE_CONNECTIONS)

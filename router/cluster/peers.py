@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from events.peer import PeerDelta, PeerState, Sent
+from events.peer import Inside, PeerDelta, PeerState, Sent
 from events.subjects import router_boot_name
 from router.choice.reserve import Booked, size_of
 from router.cluster.marks import Marks
@@ -22,6 +22,9 @@ GONE_S = 6.0
 MAX_PEERS = 63
 MAX_OPEN = 8_192
 """Dispatches of one router that no report shows; beyond it the oldest are forgotten."""
+
+MAX_TENANTS = 4_096
+"""Of one router that are told of; of the others nothing counts elsewhere."""
 
 MARKS_TTL_S = 5.0
 """Beyond its prefill: until the replica's digest shows the prefix."""
@@ -52,6 +55,7 @@ class _Peer:
     whole: bool = False
     open: dict[int, Sent] = field(default_factory=dict)
     at: dict[str, dict[int, None]] = field(default_factory=dict)
+    inside: dict[bytes, Inside] = field(default_factory=dict)
 
 
 class Peers:
@@ -62,6 +66,7 @@ class Peers:
         self._changed = changed
         self._peers: dict[str, _Peer] = {}
         self._booked: dict[str, Booked] = {}
+        self._inside: dict[bytes, Inside] = {}
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -81,6 +86,10 @@ class Peers:
     def booked(self, replica: str) -> Booked:
         """What others have sent there that no report shows; read it, don't keep it."""
         return self._booked.get(replica, NOTHING)
+
+    def inside(self, tenant: bytes) -> Inside | None:
+        """What a tenant, by its tag, has at the others; None for nothing."""
+        return self._inside.get(tenant)
 
     def hear(
         self, router: str, boot: int, seq: int, message: PeerDelta | PeerState, now_s: float
@@ -150,7 +159,10 @@ class Peers:
         if isinstance(message, PeerState):
             self._drop(peer, list(peer.open))
             self._enter(peer, message.sent, now_s)
+            self._leave(peer)
+            self._stand(peer, message.inside)
             return
+        self._stand(peer, message.inside)
         self._enter(peer, message.sent, now_s)
         for number in message.prefilled:
             if (sent := peer.open.get(number)) is not None:
@@ -187,6 +199,29 @@ class Peers:
     def _forget(self, router: str) -> None:
         peer = self._peers.pop(router)
         self._drop(peer, list(peer.open))
+        self._leave(peer)
+
+    def _leave(self, peer: _Peer) -> None:
+        self._stand(peer, [Inside(tenant) for tenant in peer.inside])
+
+    def _stand(self, peer: _Peer, told: Iterable[Inside]) -> None:
+        """Those tenants have that much there now."""
+        for now in told:
+            before = peer.inside.pop(now.tenant, Inside(now.tenant))
+            nothing = Inside(now.tenant)
+            if now == nothing or len(peer.inside) >= MAX_TENANTS:
+                now = nothing
+            else:
+                peer.inside[now.tenant] = now
+            total = self._inside.pop(now.tenant, nothing)
+            total = Inside(
+                now.tenant,
+                total.requests + now.requests - before.requests,
+                total.queued + now.queued - before.queued,
+                total.queued_tokens + now.queued_tokens - before.queued_tokens,
+            )
+            if total != nothing:
+                self._inside[now.tenant] = total
 
     def _count(self, sent: Sent, sign: int) -> None:
         replica = sent.replica

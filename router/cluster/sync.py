@@ -18,7 +18,7 @@ from events.bus import Bus, Subscription
 from events.envelope import MAX_BUS_MESSAGE_BYTES, seal, unseal
 from events.errors import WireError
 from events.load import OWN_ENGINE
-from events.peer import PeerAsk, PeerDelta, PeerMessage, PeerState, Sent, Used
+from events.peer import Inside, PeerAsk, PeerDelta, PeerMessage, PeerState, Sent, Used
 from events.subjects import router_subject, split
 from events.wire import decode
 from router.choice.choose import RouterBrain
@@ -162,21 +162,23 @@ class PeerSync:
         if self._asking and now_s >= self._next_ask_s:
             self._asking, self._next_ask_s = False, now_s + ASKED_GAP_S
             await self._publish(PeerAsk())
-        message = self._next_message(now_s, self._use.take())
+        message = self._next_message(now_s, self._use.take(), self._use.take_inside())
         self._changes.clear()
         if message is not None:
             self._seq += 1
             self.told += 1
             await self._publish(message)
 
-    def _next_message(self, now_s: float, used: tuple[Used, ...]) -> PeerDelta | PeerState | None:
+    def _next_message(
+        self, now_s: float, used: tuple[Used, ...], inside: tuple[Inside, ...]
+    ) -> PeerDelta | PeerState | None:
         answering = self._asked and now_s >= self._answer_from_s
         if answering or now_s >= self._next_state_s or len(self._changes) > MAX_CHANGES:
             self._asked, self._answer_from_s = False, now_s + ASKED_GAP_S
             self._next_state_s = now_s + STATE_S
             return self._state(used)
-        something = len(self._peers) and (len(self._changes) or used)
-        return self._delta(used) if something else None
+        something = len(self._peers) and (len(self._changes) or used or inside)
+        return self._delta(used, inside) if something else None
 
     def _wake(self) -> None:
         if len(self._peers):
@@ -193,14 +195,15 @@ class PeerSync:
         newest = sorted(self._ledger.unseen(), key=lambda one: one.dispatch_seq)[-MAX_OPEN:]
         told = (self._sent(one) for one in newest)
         bare = (msgspec.structs.replace(one, marks=b"") for one in told if one)
-        return PeerState(tuple(bare), used)
+        return PeerState(tuple(bare), used, self._use.all_inside())
 
-    def _delta(self, used: tuple[Used, ...]) -> PeerDelta:
+    def _delta(self, used: tuple[Used, ...], inside: tuple[Inside, ...]) -> PeerDelta:
         changes = self._changes
         sent = [one for one in map(self._sent, changes.sent.values()) if one is not None]
         if sum(len(one.marks) for one in sent) > MAX_MARKS_BYTES:
             sent = [msgspec.structs.replace(one, marks=b"") for one in sent]
-        return PeerDelta(tuple(sent), tuple(changes.past_prefill), tuple(changes.ended), used)
+        past, ended = tuple(changes.past_prefill), tuple(changes.ended)
+        return PeerDelta(tuple(sent), past, ended, used, inside)
 
     def _sent(self, one: Reservation) -> Sent | None:
         member = self._fleet.member(one.replica)

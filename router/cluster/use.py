@@ -1,7 +1,9 @@
-"""Tenants' limits over all routers: what one lets through goes off the limits of the others too.
+"""Tenants' limits over all routers: what one lets through, has inside, or lets wait goes off the
+limits of the others too.
 
-Names do not travel, keyed hashes of them do. What the bus loses was let through beyond the limit,
-and what comes late too: at most a sync delay's worth.
+Names do not travel, keyed hashes of them do. What the bus loses was let through beyond a limit a
+minute, and what comes late too: at most a sync delay's worth. What is inside is told as it is, so
+whatever was lost is mended by the next whole state.
 """
 
 from __future__ import annotations
@@ -9,24 +11,35 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Iterable
 
-from events.peer import Used
+from events.peer import Inside, Used
+from router.cluster.peers import MAX_TENANTS, Peers
 from router.tenancy.limits import Limits
+from router.tenancy.others import NOTHING, Others
 from router.tenancy.tenants import Tenant, Tenants
+from router.waiting.queue import RequestQueue
 
 TAG_BYTES = 8
 
 
-class SharedUse:
-    """Between the limits and what routers tell each other. Bounded by the number of tenants."""
+class SharedUse(Others):
+    """Between limits and queue here, and what routers tell each other. Bounded by the number of
+    tenants."""
 
-    def __init__(self, key: bytes, tenants: Tenants, limits: Limits) -> None:
+    def __init__(
+        self, key: bytes, tenants: Tenants, limits: Limits, queue: RequestQueue, peers: Peers
+    ) -> None:
         self._key = key
         self._tenants = tenants
         self._limits = limits
+        self._queue = queue
+        self._peers = peers
         self._spent: dict[str, tuple[int, int]] = {}
-        self._tags: dict[bytes, str] = {}
+        self._touched: set[str] = set()
+        self._names: dict[bytes, str] = {}
+        self._tags: dict[str, bytes] = {}
         self._wake: Callable[[], None] = lambda: None
-        limits.on_spent(self._note)
+        limits.share(self)
+        queue.share(self)
 
     def __len__(self) -> int:
         return len(self._spent)
@@ -40,6 +53,17 @@ class SharedUse:
         spent, self._spent = self._spent, {}
         return tuple(Used(self._tag(name), *amounts) for name, amounts in spent.items())
 
+    def take_inside(self) -> tuple[Inside, ...]:
+        """What those tenants have here now of which it changed since the last call."""
+        touched, self._touched = self._touched, set()
+        return tuple(map(self._here, touched))
+
+    def all_inside(self) -> tuple[Inside, ...]:
+        """What every tenant has here now that has anything."""
+        names = {name for name in self._limits.names() if self._limits.inside(name)}
+        told = sorted(names.union(self._queue.names()))
+        return tuple(map(self._here, told[:MAX_TENANTS]))
+
     def hear(self, used: Iterable[Used]) -> None:
         """Another router's. Tenants that are not known here are left out."""
         for one in used:
@@ -47,16 +71,34 @@ class SharedUse:
             if tenant is not None:
                 self._limits.account(tenant).spent_elsewhere(one.requests, one.tokens)
 
-    def _note(self, name: str, requests: int, tokens: int) -> None:
+    def spent(self, name: str, requests: int, tokens: int) -> None:
         known = self._spent.get(name, (0, 0))
         self._spent[name] = known[0] + requests, known[1] + tokens
         self._wake()
 
+    def touched(self, name: str) -> None:
+        self._touched.add(name)
+        self._wake()
+
+    def elsewhere(self, name: str) -> Inside:
+        if not len(self._peers):
+            return NOTHING
+        return self._peers.inside(self._tag(name)) or NOTHING
+
+    def _here(self, name: str) -> Inside:
+        return Inside(self._tag(name), self._limits.inside(name), *self._queue.own(name))
+
     def _tag(self, name: str) -> bytes:
-        return hmac.digest(self._key, b"wr-tenant-1\0" + name.encode(), "sha256")[:TAG_BYTES]
+        tag = self._tags.get(name)
+        if tag is None:
+            if len(self._tags) >= MAX_TENANTS:
+                self._tags.clear()
+            digest = hmac.digest(self._key, b"wr-tenant-1\0" + name.encode(), "sha256")
+            tag = self._tags[name] = digest[:TAG_BYTES]
+        return tag
 
     def _tenant(self, tag: bytes) -> Tenant | None:
-        if tag not in self._tags:
+        if tag not in self._names:
             everybody = [self._tenants.anonymous, *(of for of, _ in self._tenants.listed())]
-            self._tags = {self._tag(tenant.name): tenant.name for tenant in everybody}
-        return self._tenants.named(self._tags.get(tag, ""))
+            self._names = {self._tag(tenant.name): tenant.name for tenant in everybody}
+        return self._tenants.named(self._names.get(tag, ""))

@@ -51,7 +51,7 @@ class Admitter:
         self.limits.tallies.asked(tenant.name)
         self.client_retries += request.headers.get(RETRY_COUNT_HEADER, "0") != "0"
         request[_STANDING] = _Standing(account)
-        held.enter(account.request(tenant.policy.max_concurrent))
+        held.enter(account.request())
         held.enter(self._gate.request())
 
     def degrade(

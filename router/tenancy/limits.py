@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from events.errors import CoreError, UserError
+from router.tenancy.others import ALONE, Others
 from router.tenancy.pace import retry_after_s
 from router.tenancy.tenant_tally import Tallies, Tally
 from router.tenancy.tenants import Tenant
@@ -78,10 +79,6 @@ def _headers(kind: str, bucket: Bucket, now_s: float) -> dict[str, str]:
     }
 
 
-OnSpent = Callable[[str, int, int], None]
-"""Told of a tenant's name, and the requests and tokens that went off its limits here."""
-
-
 class Account:
     """What one tenant uses; what was refused it is in its tally."""
 
@@ -91,11 +88,12 @@ class Account:
         tallies: Tallies,
         clock: Callable[[], float],
         rng: random.Random,
-        on_spent: OnSpent,
+        others: Others,
     ) -> None:
         self._name = name
         self._tallies = tallies
-        self._on_spent = on_spent
+        self._others = others
+        self._max_concurrent = 0
         self.inside = 0
         self._clock = clock
         self._rng = rng
@@ -110,6 +108,7 @@ class Account:
     def follow(self, tenant: Tenant) -> None:
         """Take over the limits of the tenant's policy."""
         policy = tenant.policy
+        self._max_concurrent = policy.max_concurrent
         if not (policy.requests_per_min or policy.tokens_per_min):
             self._requests = self._tokens = None
             return
@@ -129,25 +128,36 @@ class Account:
             said |= _headers("tokens", self._tokens, now_s)
         return said
 
-    def request(self, max_concurrent: int) -> Account:
+    @property
+    def shared_inside(self) -> int:
+        """Requests that are inside, where their number is limited."""
+        return self.inside if self._max_concurrent else 0
+
+    def request(self) -> Account:
         """Count a request, until the context manager is left. Raises UserError (429)."""
-        if max_concurrent and self.inside >= max_concurrent:
-            raise self._refusal("concurrency", "requests", f"{max_concurrent} at once", 1.0)
+        limit = self._max_concurrent
+        if limit and self.inside + self._others.elsewhere(self._name).requests >= limit:
+            raise self._refusal("concurrency", "requests", f"{limit} at once", 1.0)
         if self._requests is not None:
             wait_s = self._requests.wait_s(1, self._clock())
             if wait_s > 0:
-                limit = f"{self._requests.per_min} a minute"
-                raise self._refusal("requests", "requests", limit, wait_s)
+                rate = f"{self._requests.per_min} a minute"
+                raise self._refusal("requests", "requests", rate, wait_s)
             self._requests.take(1)
-            self._on_spent(self._name, 1, 0)
-        self.inside += 1
+            self._others.spent(self._name, 1, 0)
+        self._enter(1)
         return self
+
+    def _enter(self, change: int) -> None:
+        self.inside += change
+        if self._max_concurrent:
+            self._others.touched(self._name)
 
     def __enter__(self) -> None:
         """See `request`."""
 
     def __exit__(self, *_: object) -> None:
-        self.inside -= 1
+        self._enter(-1)
 
     def book_tokens(self, tokens: int) -> None:
         """Take what a request is expected to come to. Raises UserError (429), or 413 for what the
@@ -163,14 +173,14 @@ class Account:
         if wait_s > 0:
             raise self._refusal("tokens", "tokens", f"{limit} a minute", wait_s)
         self._tokens.take(tokens)
-        self._on_spent(self._name, 0, tokens)
+        self._others.spent(self._name, 0, tokens)
 
     def correct_tokens(self, more: int) -> None:
         """A request came to so many more than was booked (or to less: negative)."""
         if self._tokens is not None:
             self._tokens.level(self._clock())
             self._tokens.take(more)
-            self._on_spent(self._name, 0, more)
+            self._others.spent(self._name, 0, more)
 
     def spent_elsewhere(self, requests: int, tokens: int) -> None:
         """Another router let that through: it goes off the same limits."""
@@ -205,23 +215,29 @@ class Limits:
         self._clock = clock
         self._rng = rng or random.Random()
         self._accounts: dict[str, Account] = {}
-        self._on_spent: OnSpent = lambda name, requests, tokens: None
+        self._others = ALONE
 
-    def on_spent(self, listener: OnSpent) -> None:
-        """Whoever tells other routers; one only."""
-        self._on_spent = listener
+    def share(self, others: Others) -> None:
+        """With the other routers, before the first account is asked for."""
+        self._others = others
+
+    def inside(self, name: str) -> int:
+        """Requests of a tenant that are inside, where their number is limited."""
+        account = self._accounts.get(name)
+        return 0 if account is None else account.shared_inside
+
+    def names(self) -> list[str]:
+        """Tenants that have an account."""
+        return list(self._accounts)
 
     def account(self, tenant: Tenant) -> Account:
         """The tenant's account, with the limits that its policy has now."""
         account = self._accounts.get(tenant.name)
         if account is None:
-            account = Account(tenant.name, self.tallies, self._clock, self._rng, self._spent)
+            account = Account(tenant.name, self.tallies, self._clock, self._rng, self._others)
             self._accounts[tenant.name] = account
         account.follow(tenant)
         return account
-
-    def _spent(self, name: str, requests: int, tokens: int) -> None:
-        self._on_spent(name, requests, tokens)
 
     def forget(self, name: str) -> None:
         """The tenant was removed. What it has inside still ends on its old account."""

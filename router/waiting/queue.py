@@ -17,6 +17,7 @@ from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
 from router.choice.choose import RouterBrain
 from router.dispatch.dispatch import Job
+from router.tenancy.others import ALONE, Others
 from router.tenancy.pace import DrainRate, retry_after_s
 from router.tenancy.tenants import Tenant
 from router.waiting.credit import Credit
@@ -26,7 +27,7 @@ from router.waiting.held import Held
 TICK_S = 0.02
 """Room appears with time, too: a backlog ages, a report comes."""
 TENANT_SHARE = 0.5
-"""Of the bounds: no tenant alone fills the queue."""
+"""Of the bounds: no tenant alone fills the queue. What it has waiting at other routers counts."""
 OUTPUT_DISCOUNT = 0.25
 """A token that may be generated, in tokens of prefill: it is a guess, and shares its steps."""
 
@@ -107,10 +108,23 @@ class RequestQueue:
         self._pools: dict[str, FairQueue] = {}
         self._own_requests: Counter[str] = Counter()
         self._own_tokens: Counter[str] = Counter()
+        self._others = ALONE
         self._busy = _BusyClock(clock)
         self._drained = DrainRate(self._busy)
         self._looking = False
         self._timer: asyncio.TimerHandle | None = None
+
+    def share(self, others: Others) -> None:
+        """With the other routers: a tenant's share of the queue is one over all of them."""
+        self._others = others
+
+    def own(self, name: str) -> tuple[int, int]:
+        """Requests of a tenant that wait here, and their tokens."""
+        return self._own_requests.get(name, 0), self._own_tokens.get(name, 0)
+
+    def names(self) -> list[str]:
+        """Tenants of which something waits here."""
+        return list(self._own_requests)
 
     @property
     def requests(self) -> int:
@@ -184,12 +198,14 @@ class RequestQueue:
         """How much has to leave before it may wait; None when it may now. Somebody who has nothing
         waiting may always have one request wait, as far as the whole queue has room."""
         requests, tokens = self._config.max_queued_requests, self._config.max_queued_tokens
-        own_requests, own_tokens = self._own_requests[entry.tenant], self._own_tokens[entry.tenant]
+        own_requests, own_tokens = self.own(entry.tenant)
+        others = self._others.elsewhere(entry.tenant)
         over = self.tokens + entry.tokens - tokens
-        own_over = own_tokens + entry.tokens - int(TENANT_SHARE * tokens)
+        own_over = own_tokens + others.queued_tokens + entry.tokens - int(TENANT_SHARE * tokens)
         if self.requests and (over > 0 or self.requests >= requests):
             return max(over, entry.tokens)
-        if own_requests and (own_over > 0 or own_requests >= TENANT_SHARE * requests):
+        all_requests = own_requests + others.queued
+        if own_requests and (own_over > 0 or all_requests >= TENANT_SHARE * requests):
             return max(own_over, entry.tokens)
         return None
 
@@ -198,6 +214,7 @@ class RequestQueue:
         self.held.add(entry, entry.tokens)
         self._own_requests[entry.tenant] += 1
         self._own_tokens[entry.tenant] += entry.tokens
+        self._others.touched(entry.tenant)
         self._busy.run(True)
         self._soon()
 
@@ -209,6 +226,7 @@ class RequestQueue:
         self._own_tokens[entry.tenant] -= entry.tokens
         if not self._own_requests[entry.tenant]:
             del self._own_requests[entry.tenant], self._own_tokens[entry.tenant]
+        self._others.touched(entry.tenant)
         self._busy.run(self.requests > 0)
 
     def _soon(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import astuple
 
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from configs.schema import TenantConfig
+from configs.schema import RouterConfig, TenantConfig
 from events.bus import Handler
 from events.decision import RouteDecision
 from events.envelope import seal
+from events.errors import UserError
 from events.peer import PeerAsk, PeerDelta, PeerState, Sent
 from events.subjects import router_boot_name, router_subject
 from events.wire import encode
@@ -25,7 +27,9 @@ from router.cluster.peers import GONE_S, MAX_OPEN, Peers
 from router.cluster.sync import MAX_MARKS_BYTES, STATE_S, PeerSync
 from router.cluster.use import SharedUse
 from router.tenancy.limits import Limits
+from router.tenancy.others import NOTHING
 from router.tenancy.tenants import Tenants
+from router.waiting.queue import RequestQueue
 from tests.router.kit import KEY, Clock, World, hello, load, prompt
 
 REPLICAS = ("r0", "r1", "r2")
@@ -64,10 +68,13 @@ class Router:
         for replica, its_boot in boots.items():
             self.world.join(replica, its_boot)
         self.wire = Wire()
-        self.tenants = Tenants(KEY, [TenantConfig(name="acme", requests_per_min=60)])
+        acme = TenantConfig(name="acme", requests_per_min=60, max_concurrent=1_000)
+        self.tenants = Tenants(KEY, [acme])
         self.limits = Limits(clock)
+        queue = RequestQueue(self.world.brain, RouterConfig())
+        brain = self.world.brain
+        use = self.use = SharedUse(KEY, self.tenants, self.limits, queue, brain.peers)
         self.acme = self.limits.account(self.tenants.named("acme"))
-        use = SharedUse(KEY, self.tenants, self.limits)
         self.sync = PeerSync(self.wire, "c", name, boot, self.world.brain, use, clock)  # type: ignore[arg-type]
         self.open: dict[int, RouteDecision] = {}
         self.early: set[int] = set()
@@ -146,6 +153,21 @@ class ManyRouters(RuleBasedStateMachine):
         if decision := self.some_open(router, pick):
             router.world.end(decision, "client_gone")
             del router.open[decision.dispatch_seq]
+
+    @rule(name=routers)
+    def tenant_comes(self, name: str) -> None:
+        router = self.live[name]
+        with suppress(UserError):
+            router.acme.request()
+
+    @precondition(lambda self: any(router.acme.inside for router in self.live.values()))
+    @rule(name=routers)
+    def tenant_leaves(self, name: str) -> None:
+        if self.live[name].acme.inside:
+            self.live[name].acme.__exit__()
+
+    def others_inside(self, name: str) -> int:
+        return sum(router.acme.inside for router in self.live.values() if router.name != name)
 
     @rule(replica=replicas, pick=picks, deaf=st.sampled_from([None, *ROUTERS]))
     def report(self, replica: str, pick: int, deaf: str | None) -> None:
@@ -240,14 +262,18 @@ class ManyRouters(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.heal()
         for name, router in self.live.items():
+            assert router.use.elsewhere("acme").requests == self.others_inside(name)
             for replica in REPLICAS:
                 assert router.booked(replica)[:7] == pytest.approx(self.truth(name, replica))
         for router in self.live.values():
+            while router.acme.inside:
+                router.acme.__exit__()
             for decision in router.open.values():
                 router.world.end(decision, "client_gone")
         self.heal()
         for router in self.live.values():
             assert router.world.brain.peers.open == 0
+            assert router.use.elsewhere("acme") == NOTHING
             for replica in REPLICAS:
                 assert router.world.brain.peers.booked(replica) == Booked()
 
@@ -259,6 +285,7 @@ def test_without_faults_small_messages_alone_tell_the_truth() -> None:
     for _ in range(200):
         name, pick = rng.choice(ROUTERS), rng.randrange(30)
         step = rng.choice([machine.first_token, machine.end, None])
+        (machine.tenant_comes if rng.random() < 0.6 else machine.tenant_leaves)(name)
         if step is None:
             machine.dispatch(name, rng.choice(REPLICAS), rng.randint(1, 6), rng.random() < 0.5)
         else:
@@ -271,6 +298,9 @@ def test_without_faults_small_messages_alone_tell_the_truth() -> None:
             continue
         while machine.on_the_way:
             machine.carry(0, 0, 1)
+        if not any(router.use._touched for router in machine.live.values()):
+            inside = machine.live["a"].use.elsewhere("acme").requests
+            assert inside == machine.others_inside("a")
         for replica in REPLICAS:
             told = machine.live["a"].booked(replica)[:7]
             assert told == pytest.approx(machine.truth("a", replica))
@@ -360,7 +390,7 @@ def test_what_a_tenant_uses_at_one_router_goes_off_its_limit_at_all() -> None:
         return int(router.acme.headers()["x-ratelimit-remaining-requests"])
 
     for _ in range(20):
-        with one.acme.request(0):
+        with one.acme.request():
             pass
     asyncio.run(one.sync.tick())
     said = [data for data in one.wire.out for _ in range(2)]
@@ -375,6 +405,30 @@ def test_what_a_tenant_uses_at_one_router_goes_off_its_limit_at_all() -> None:
     for data in other.wire.out:
         one.hear("b", data)
     assert left(one) == 45
+
+
+def test_a_tenant_has_no_more_at_once_over_all_routers_than_at_one() -> None:
+    clock = Clock()
+    one, other = Router("a", 1, clock, {"r0": 1}), Router("b", 1, clock, {"r0": 1})
+    changed = TenantConfig(name="acme", max_concurrent=3)
+    for router, peer in ((one, other), (other, one)):
+        router.listen()
+        router.hear(peer.name, seal(peer.name, 1, 0, 0, PeerAsk()))
+        router.tenants.take(changed)
+        router.limits.account(router.tenants.named("acme"))
+    one.acme.request()
+    one.acme.request()
+    asyncio.run(one.sync.tick())
+    assert all(b"acme" not in data for data in one.wire.out)
+    for data in one.wire.out:
+        other.hear("a", data)
+    other.acme.request()
+    with pytest.raises(UserError) as caught:
+        other.acme.request()
+    assert caught.value.error.status == 429
+    clock.pass_s(GONE_S + 1)
+    asyncio.run(other.sync.tick())
+    other.acme.request()
 
 
 def test_two_lives_under_one_id_raise_an_alarm_while_both_speak() -> None:
@@ -444,9 +498,9 @@ def test_marks_that_would_make_a_message_too_long_stay_at_home() -> None:
     router.hear("b", seal("b", 1, 0, 1, PeerState()))
     for seed in range(2):
         router.world.decide(prompt((seed, 900)), pin="r0")
-    delta = router.sync._delta(())
+    delta = router.sync._delta((), ())
     assert all(one.marks for one in delta.sent)
     assert len(encode(delta)) < 8_192
     for one in router.sync._changes.sent.values():
         one.marks = bytes(MAX_MARKS_BYTES)
-    assert not any(one.marks for one in router.sync._delta(()).sent)
+    assert not any(one.marks for one in router.sync._delta((), ()).sent)

@@ -36,15 +36,15 @@ def test_requests_a_minute_refill_continuously() -> None:
     of = limits(now)
     limited = tenant(requests_per_min=60)
     for _ in range(60):
-        with of.account(limited).request(0):
+        with of.account(limited).request():
             pass
-    with pytest.raises(UserError) as caught, of.account(limited).request(0):
+    with pytest.raises(UserError) as caught, of.account(limited).request():
         pass
     refusal = caught.value.error
     assert (refusal.status, refusal.type, refusal.code) == (429, "requests", "rate_limit_exceeded")
     assert refusal.retry_after_s in (1, 2)
     now[0] += 1.0
-    with of.account(limited).request(0):
+    with of.account(limited).request():
         pass
     assert of.account(limited).tally.refused == {"requests": 1}
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from events.errors import UserError
+from events.peer import PeerState
+from router.cluster.use import SharedUse
+from router.tenancy.limits import Limits
+from router.tenancy.tenants import Tenants
+from tests.router.kit import KEY
 from tests.router.waiting.fleet import Fleet, job_of, p95, tenant, unique
 
 ALICE, BOB = tenant("alice"), tenant("bob")
@@ -49,6 +55,25 @@ async def test_O4_the_queue_is_bounded_in_requests_and_one_tenant_at_half() -> N
         assert fleet.queue.requests == 10
         await refused(fleet, tenant("carol"))
         await gone(*tasks)
+
+
+async def test_O4_a_tenants_half_is_one_over_all_routers() -> None:
+    async with Fleet(1, max_queued_requests=10) as fleet:
+        peers = fleet.world.brain.peers
+        use = SharedUse(KEY, Tenants(KEY, []), Limits(), fleet.queue, peers)
+        tasks = [asyncio.create_task(fleet.ask(ALICE, unique(2_048))) for _ in range(4)]
+        await asyncio.sleep(1)
+        (here,) = use.all_inside()
+        assert (here.requests, here.queued) == (0, 3)
+        assert here.queued_tokens == fleet.queue.tokens
+        peers.hear("b", 1, 1, PeerState(inside=(structs.replace(here, queued=2),)), 0.0)
+        await refused(fleet)
+        peers.hear("b", 1, 2, PeerState(inside=()), 0.0)
+        tasks.append(asyncio.create_task(fleet.ask(ALICE, unique(2_048))))
+        await asyncio.sleep(0)
+        assert fleet.queue.requests == 4
+        await gone(*tasks)
+        assert use.all_inside() == ()
 
 
 async def test_O4_the_queue_is_bounded_in_tokens() -> None:
