@@ -22,9 +22,12 @@ from tools.sim.settings import ITL_TARGET_MS, Settings
 from tools.sim.simulate import EVERY, OURS, load_trace, simulate
 from tools.sim.summary import SLO_TTFT_S
 from tools.sim.table import table, title
+from tools.sim.tiers import TierSpec
 from tools.sim.wire import BusFaults
 
 ALL = "all"
+HOST_LATENCY_MS = 0.2
+SHARED_LATENCY_MS = 2.0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,8 +77,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
     parser.add_argument("--plot", type=picture_file, metavar="FILE", help="draw them")
+    _add_tiers(parser.add_argument_group("tiers below the devices"))
     _add_faults(parser.add_argument_group("what goes wrong"))
     return parser
+
+
+def _add_tiers(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--host-tokens", type=positive, metavar="N", help="of KV in each replica's host memory")
+    add("--host-gbytes-per-s", type=factor, default=25.0, metavar="G", help="default: %(default)g")
+    add("--shared-tokens", type=positive, metavar="N", help="of KV in a store of all replicas")
+    add("--shared-gbytes-per-s", type=factor, default=3.0, metavar="G", help="default: %(default)g")
+
+
+def _tiers(flags: argparse.Namespace) -> tuple[TierSpec, ...]:
+    tiers = []
+    if flags.host_tokens:
+        tiers.append(TierSpec(flags.host_tokens, flags.host_gbytes_per_s, HOST_LATENCY_MS, False))
+    if flags.shared_tokens:
+        speed = flags.shared_gbytes_per_s
+        tiers.append(TierSpec(flags.shared_tokens, speed, SHARED_LATENCY_MS, True))
+    return tuple(tiers)
 
 
 def _add_faults(group: argparse._ArgumentGroup) -> None:
@@ -89,7 +111,7 @@ def _add_faults(group: argparse._ArgumentGroup) -> None:
         "--fault",
         type=fault,
         metavar="30:restart:r0",
-        help="after so many seconds: die or restart a replica, or 30:router",
+        help="after so many seconds: die or restart a replica, let another join, or 30:router",
         **many,
     )
 
@@ -104,6 +126,7 @@ def _settings(flags: argparse.Namespace) -> Settings:
             device=DEVICES[flags.device],
             kv_tokens=flags.kv_tokens,
             eviction=flags.eviction,
+            tiers=_tiers(flags),
             itl_target_ms=flags.itl_target_ms,
             seed=flags.seed,
             bus=BusFaults(flags.lag_ms / 1e3, flags.jitter_ms / 1e3, flags.loss),

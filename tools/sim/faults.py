@@ -7,13 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-What = Literal["die", "restart", "router"]
+What = Literal["die", "restart", "join", "router"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """At `at_s` after the first arrival something happens to a replica: "die", "restart" (an empty
-    cache, a new boot), or to the router: "router" (it forgets everything)."""
+    cache, a new boot), "join" (one more of a new name), or to the router: "router" (it forgets
+    everything)."""
 
     at_s: float
     what: What
@@ -24,10 +25,10 @@ class Fault:
 
 
 def fault(text: str) -> Fault:
-    """`30:restart:r0`, `30:die:r0` or `30:router`."""
+    """`30:restart:r0`, `30:die:r0`, `30:join:r8` or `30:router`."""
     at, what, replica = (*text.split(":"), "", "")[:3]
     if what not in get_args(What) or (what == "router") != (not replica) or text.count(":") > 2:
-        raise argparse.ArgumentTypeError("takes SECONDS:die|restart:REPLICA or SECONDS:router")
+        raise argparse.ArgumentTypeError("takes SECONDS:die|restart|join:REPLICA or SECONDS:router")
     at_s = float(at)
     if not 0 <= at_s < math.inf:
         raise argparse.ArgumentTypeError("takes seconds from 0 on")

@@ -16,11 +16,12 @@ from replica.engine.report import report
 from replica.engine.seen import SeenDispatches
 from replica.publish import load_report
 from replica.residency import Numbered, Residency
-from replica.sched.plan import ExecutionPlan, ExecutionResult, RowResult
+from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, RowResult
 from replica.sched.scheduler import Scheduler
 from tools.sim.clock import Agenda
 from tools.sim.gaps import Gaps
 from tools.sim.profiles import Device
+from tools.sim.tiers import SimTiers
 
 TOKEN = 5
 """What every step samples: answers are as long as the trace says."""
@@ -40,6 +41,7 @@ class SimReplica:
         agenda: Agenda,
         speed: float = 1.0,
         fast_forward: bool = True,
+        tiers: SimTiers | None = None,
     ) -> None:
         self.name = name
         self.boot = boot
@@ -51,23 +53,23 @@ class SimReplica:
         self.gaps = Gaps()
         self.residency = Residency(shape)
         self.scheduler = scheduler
+        self.tiers = tiers
         self.on_output: Callable[[SimReplica, ChildOutput], None] = lambda *_: None
         self.on_change: Callable[[SimReplica], None] = lambda _: None
         self._agenda = agenda
         self._fast_forward = fast_forward
         self._seen = SeenDispatches()
         self._burst: Burst | None = None
+        if tiers is not None:
+            tiers.landed = self._landed
+            tiers.prefill = lambda: scheduler.timing.prefill
+            tiers.changed = lambda: self.on_change(self)
 
     def submit(self, request: EngineRequest) -> None:
         """A request arrives."""
         self._seen.note(request.router_boot, request.dispatch_seq)
         self.scheduler.add(request)
-        self._say()
-        if self._burst is None:
-            self._begin()
-        else:
-            self._burst.cut(self._agenda.now_s)
-        self.on_change(self)
+        self._resume()
 
     def die(self) -> None:
         """Nothing comes of what was running."""
@@ -78,14 +80,30 @@ class SimReplica:
 
     def deltas(self) -> list[Numbered]:
         """The cache's changes since the last call, as the publisher numbers them."""
-        return self.residency.apply(self.scheduler.journal.drain())
+        below = self.tiers.drain_facts() if self.tiers is not None else []
+        return self.residency.apply(self.scheduler.journal.drain(), *below)
 
     def load(self) -> ReplicaLoad:
         """The heartbeat. Steps taken in one go end here, so that the next one tells of them."""
         if self._burst is not None:
             self._burst.cut(self._agenda.now_s)
         engine = report(self.scheduler, self._seen, self._agenda.now_s, alive=True)
-        return load_report(engine, self.residency, self.draining)
+        fetch = self.tiers.fetch_fits() if self.tiers is not None else ()
+        return load_report(engine, self.residency, self.draining, fetch)
+
+    def _landed(self, child: ChildId, blocks: int) -> None:
+        if not self.dead:
+            self.scheduler.landed(child, blocks)
+            self._resume()
+
+    def _resume(self) -> None:
+        """Something is new: the next step takes it in."""
+        self._say()
+        if self._burst is None:
+            self._begin()
+        else:
+            self._burst.cut(self._agenda.now_s)
+        self.on_change(self)
 
     def _begin(self) -> None:
         plan = self.scheduler.plan(self._agenda.now_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from configs.schema import Eviction, ReplicaConfig
 from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES, Device
+from tools.sim.tiers import TierSpec
 from tools.sim.wire import RELIABLE, BusFaults
 
 CLAIRVOYANT = "clairvoyant"
@@ -21,7 +22,8 @@ ITL_TARGET_MS = ReplicaConfig(id="").itl_target_ms
 class Settings:
     """`load`: device time that the requests would take without any cache, as a multiple of what
     the replicas have; None leaves the trace's own times. `speeds` scales replicas by name; `muted`
-    names those without events. Raises ValueError where these name nobody, or all are to die."""
+    names those without events; `tiers` lie below the device, nearest first. Raises ValueError where
+    names are nobody's, or all are to die."""
 
     policy: str
     replicas: int = 8
@@ -30,6 +32,7 @@ class Settings:
     kv_tokens: int = 1_048_576
     itl_target_ms: float = ITL_TARGET_MS
     eviction: Eviction = "segmented"
+    tiers: tuple[TierSpec, ...] = ()
     seed: int = 1
     bus: BusFaults = RELIABLE
     speeds: tuple[tuple[str, float], ...] = ()
@@ -40,7 +43,10 @@ class Settings:
     def __post_init__(self) -> None:
         named = {*dict(self.speeds), *self.muted}
         named |= {fault.replica for fault in self.faults if fault.replica}
-        if unknown := sorted(named - set(self.names)):
+        joining = {fault.replica for fault in self.faults if fault.what == "join"}
+        if twice := sorted(joining & set(self.names)):
+            raise ValueError(f"replica '{twice[0]}' is there from the start")
+        if unknown := sorted(named - joining - set(self.names)):
             raise ValueError(f"no replica '{unknown[0]}': they are {', '.join(self.names)}")
         if not set(self.names) - {f.replica for f in self.faults if f.what == "die"}:
             raise ValueError("all replicas are to die: nobody would answer")

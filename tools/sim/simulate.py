@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ def described(trace: Trace, settings: Settings, slo_ttft_s: float) -> dict[str, 
         "device": settings.device.name,
         "device_source": settings.device.source,
         "kv_tokens": settings.kv_tokens,
+        "tiers": [asdict(tier) for tier in settings.tiers],
         "eviction": settings.eviction,
         "itl_target_ms": settings.itl_target_ms,
         "slo_ttft_s": slo_ttft_s,

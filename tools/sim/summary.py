@@ -76,6 +76,8 @@ def summary(run: Run, slo_ttft_s: float = SLO_TTFT_S) -> dict[str, Any]:
         "slo_ttft_s": slo_ttft_s,
         "slo_share": good / max(1, len(records)),
         "goodput_per_s": good / max(1e-9, run.span_s),
+        "moved_gbytes": 1e-9 * (run.fetched_bytes + run.written_bytes),
+        "fetched_gbytes": 1e-9 * run.fetched_bytes,
         "max_over_mean_load": _spread(list(run.busy_s.values())),
         "max_over_mean_tenant_ttft": _spread(tenants),
         "jain_tenant_ttft": _jain(tenants),

@@ -34,6 +34,7 @@ from tools.sim.faults import Fault
 from tools.sim.record import Record
 from tools.sim.replica import SimReplica
 from tools.sim.settings import CLAIRVOYANT, Settings
+from tools.sim.tiers import SimTiers, Store
 from tools.sim.wire import Wire
 
 CLUSTER_KEY = bytes(32)
@@ -68,6 +69,8 @@ class Run:
     preemptions: int
     repairs: int
     span_s: float
+    fetched_bytes: int = 0
+    written_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -90,6 +93,9 @@ class World:
         self._hello = _hello(trace.block_tokens, settings)
         self._namespace = Namespace.of_hello(self._hello)
         self._pool = pool_name(self._hello)
+        self._shared = {
+            tier: Store(_blocks(tier.tokens, trace.block_tokens)) for tier in settings.tiers
+        }
         self._seats: dict[str, _Seat] = {}
         self._past: list[SimReplica] = []
         self._records: list[Record] = []
@@ -230,7 +236,7 @@ class World:
     # Replicas
 
     def _join(self, name: str) -> None:
-        settings = self._settings
+        settings, tiers = self._settings, self._tiers()
         self._boot += 1
         replica = SimReplica(
             name,
@@ -239,12 +245,14 @@ class World:
             Scheduler(
                 _limits(self._hello, settings),
                 partial(block_key, CLUSTER_KEY),
+                tiers=tiers,
                 eviction=settings.eviction,
             ),
             self._hello.digest,
             self._agenda,
             dict(settings.speeds).get(name, 1.0),
             settings.fast_forward,
+            tiers,
         )
         replica.on_output = self._on_output
         rng = random.Random(self._rng.random())
@@ -253,13 +261,24 @@ class World:
         self._seats[name] = _Seat(replica, wire)
         wire.join()
 
+    def _tiers(self) -> SimTiers | None:
+        """Those of a replica that begins its life: its own ones are empty."""
+        settings, size = self._settings, self._trace.block_tokens
+        if not settings.tiers:
+            return None
+        stores = [
+            (tier, self._shared[tier] if tier.shared else Store(_blocks(tier.tokens, size)))
+            for tier in settings.tiers
+        ]
+        return SimTiers(stores, size * settings.device.kv_bytes_per_token, size, self._agenda)
+
     def _break(self, fault: Fault) -> None:
         if fault.what == "router":
             self._restart_router()
             return
         seat = self._seats.pop(fault.replica, None)
         lost = self._die(seat) if seat else []
-        if fault.what == "restart":
+        if fault.what in ("restart", "join"):
             self._join(fault.replica)
         for entry in lost:
             self._move(entry)
@@ -308,6 +327,8 @@ class World:
             busy_s[replica.name] += replica.busy_s
         for replica in replicas[1:]:
             replicas[0].gaps.update(replica.gaps)
+        tiers = [replica.tiers for replica in replicas if replica.tiers is not None]
+        block_bytes = self._trace.block_tokens * self._settings.device.kv_bytes_per_token
         return Run(
             settings=self._settings,
             trace=self._trace.name,
@@ -318,6 +339,8 @@ class World:
             preemptions=sum(replica.scheduler.lifecycle.preemptions for replica in replicas),
             repairs=sum(seat.wire.repairs for seat in self._seats.values()),
             span_s=self._agenda.now_s - self._records[0].arrival_s,
+            fetched_bytes=block_bytes * sum(each.fetched_blocks for each in tiers),
+            written_bytes=block_bytes * sum(each.written_blocks for each in tiers),
         )
 
 
@@ -346,13 +369,14 @@ def _outcome(record: Record, e2e_ms: float) -> Outcome:
     )
 
 
-def _blocks(settings: Settings, block_tokens: int) -> int:
-    return max(2, settings.kv_tokens // block_tokens)
+def _blocks(tokens: int, block_tokens: int) -> int:
+    return max(2, tokens // block_tokens)
 
 
 def _hello(block_tokens: int, settings: Settings) -> ReplicaHello:
-    blocks = _blocks(settings, block_tokens)
-    bits = 1 << max(10, (BITS_PER_BLOCK * blocks - 1).bit_length())
+    blocks = _blocks(settings.kv_tokens, block_tokens)
+    most = max(blocks, *(_blocks(tier.tokens, block_tokens) for tier in settings.tiers), 0)
+    bits = 1 << max(10, (BITS_PER_BLOCK * most - 1).bit_length())
     layout = KVLayout(
         dtype="bfloat16", layers=1, kv_heads=1, head_dim=1, block_tokens=block_tokens, rope="sim"
     )
@@ -364,7 +388,8 @@ def _hello(block_tokens: int, settings: Settings) -> ReplicaHello:
         layout=layout,
         hash_version=HASH_VERSION,
         key_id="sim",
-        digest=DigestShape(bits=bits, k=8),
+        digest=DigestShape(bits=bits, k=8, columns=1 + len(settings.tiers)),
+        tiers=tuple(tier.store for tier in settings.tiers),
         link_url="ws://127.0.0.1:1/link",
         context_tokens=CONTEXT_TOKENS,
         total_blocks=blocks,

@@ -16,6 +16,7 @@ from tools.sim.profiles import DEVICES
 from tools.sim.replica import SimReplica
 from tools.sim.settings import CLAIRVOYANT, Settings
 from tools.sim.summary import summary
+from tools.sim.tiers import TierSpec
 from tools.sim.wire import BusFaults
 from tools.sim.world import Run, World
 
@@ -108,8 +109,9 @@ def test_a_warm_prompt_is_quicker() -> None:
         {"faults": (Fault(5.0, "die", "r0"),)},
         {"faults": (Fault(5.0, "restart", "r0"), Fault(9.0, "restart", "r1"))},
         {"faults": (Fault(5.0, "router"),)},
+        {"faults": (Fault(2.0, "join", "r3"), Fault(5.0, "die", "r3"))},
     ],
-    ids=["loss", "disorder", "muted", "slow", "death", "restarts", "router"],
+    ids=["loss", "disorder", "muted", "slow", "death", "restarts", "router", "join"],
 )
 def test_whatever_breaks_every_request_is_answered(changes: dict[str, object]) -> None:
     of = trace()
@@ -148,6 +150,11 @@ def test_the_schedulers_promises_hold_after_every_step(load: float) -> None:
     assert checked > 2 * len(trace().calls)
 
 
+def test_who_joins_is_given_work() -> None:
+    run = World(trace(), settings(faults=(Fault(2.0, "join", "r3"),))).run()
+    assert summary(run)["replicas"]["r3"]["requests"] > 0
+
+
 def test_losses_are_repaired() -> None:
     assert World(trace(), settings(bus=BusFaults(loss=0.3))).run().repairs > 0
 
@@ -158,3 +165,27 @@ def test_a_share_of_first_tokens_is_known_before_the_last_answer() -> None:
     p90_s = float(np.quantile(times_s, 0.9))
     assert World(trace(), of).ttft_within_s(0.9, 1.05 * p90_s) == p90_s
     assert World(trace(), of).ttft_within_s(0.9, 0.95 * p90_s) is None
+
+
+HOST = TierSpec(10_000 * BLOCK, gbytes_per_s=25.0, latency_ms=0.2, shared=False)
+STORE = TierSpec(10_000 * BLOCK, gbytes_per_s=3.0, latency_ms=2.0, shared=True)
+
+
+@pytest.mark.parametrize("tiers", [(STORE,), (HOST, STORE)], ids=["store", "both"])
+def test_what_a_device_cannot_keep_comes_back_from_the_tiers(tiers: tuple[TierSpec, ...]) -> None:
+    small = {"kv_tokens": 30 * BLOCK, "faults": (Fault(5.0, "restart", "r0"),)}
+    of = trace(groups=12)
+    plain = summary(World(of, settings(**small)).run())
+    world = World(of, settings(**small, tiers=tiers))
+    with_tiers = summary(world.run())
+    assert plain["moved_gbytes"] == 0
+    assert with_tiers["moved_gbytes"] > with_tiers["fetched_gbytes"] > 0
+    assert with_tiers["cached_token_ratio"] > 1.1 * plain["cached_token_ratio"]
+    for replica in world.replicas():
+        check_scheduler(replica.scheduler)
+
+
+def test_a_slow_tier_is_left_alone() -> None:
+    slow = dataclasses.replace(HOST, gbytes_per_s=0.001)
+    figures = summary(World(trace(), settings(kv_tokens=30 * BLOCK, tiers=(slow,))).run())
+    assert figures["fetched_gbytes"] == 0

@@ -9,6 +9,7 @@ from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES
 from tools.sim.settings import CLAIRVOYANT
 from tools.sim.simulate import EVERY, OURS
+from tools.sim.tiers import TierSpec
 
 CONVERSATION = "mooncake_conversation_2000.jsonl"
 SYNTHETIC = "mooncake_synthetic_full_min.jsonl"
@@ -80,7 +81,7 @@ def _ladder(name: str, title: str, kv_tokens: int) -> Scenario:
 
 
 def _agents(name: str, title: str, **changes: Any) -> Scenario:
-    return Scenario(name, title, AGENTS, {"load": 0.9, "kv_tokens": SMALL_KV_TOKENS, **changes})
+    return Scenario(name, title, AGENTS, {"load": 0.9, "kv_tokens": SMALL_KV_TOKENS} | changes)
 
 
 ALL = (
@@ -103,6 +104,15 @@ ALL = (
         "router-restart",
         "The same agents, the router restarts after 10 s",
         faults=(Fault(10.0, "router"),),
+    ),
+    _agents(
+        "tiers",
+        "The same agents, little KV on the devices, host memory and a shared store below",
+        kv_tokens=SMALL_KV_TOKENS // 4,
+        tiers=(
+            TierSpec(SMALL_KV_TOKENS, gbytes_per_s=25.0, latency_ms=0.2, shared=False),
+            TierSpec(8 * SMALL_KV_TOKENS, gbytes_per_s=3.0, latency_ms=2.0, shared=True),
+        ),
     ),
     Scenario(
         "capacity",

@@ -19,7 +19,7 @@ HIGHER = {"cached_token_ratio": "cached-token ratio", "capacity_load": "capacity
 SHOWN = COLUMNS | {
     "goodput_per_s": ("good/s", ".2f"),
     "jain_tenant_ttft": ("fair", ".2f"),
-    "moved_gbytes": ("GB moved", ".1f"),
+    "moved_gbytes": ("GB moved", ".0f"),
 }
 EQUAL = 0.005
 """A smaller difference is none."""
@@ -130,6 +130,8 @@ def _timed(result: Result) -> bool:
 def _section(scenario: Scenario, result: Result) -> str:
     of, policies = result["settings"], result["policies"]
     shown = columns(policies, SHOWN)
+    if not of.get("tiers"):
+        shown.pop("moved_gbytes", None)
     head = ["policy", *(heading for heading, _ in shown.values())]
     rows = [head, ["---", *["---:"] * len(shown)]]
     rows += [cells(name, figures, shown) for name, figures in policies.items()]
@@ -140,7 +142,13 @@ def _section(scenario: Scenario, result: Result) -> str:
 
 def _setting(of: dict[str, Any]) -> str:
     """What can't be seen in the heading."""
-    words = [title(of), f"{of['kv_tokens']:,} KV tokens each", f"seed {of['seed']}"]
+    words = [title(of), f"{of['kv_tokens']:,} KV tokens each"]
+    words += [
+        f"{tier['tokens']:,} in {'a shared store' if tier['shared'] else 'host memory'} at "
+        f"{tier['gbytes_per_s']:g} GB/s"
+        for tier in of.get("tiers", ())
+    ]
+    words.append(f"seed {of['seed']}")
     return f"`{'; '.join(words)}`"
 
 
