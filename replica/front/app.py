@@ -65,12 +65,13 @@ class FrontApp:
         return self._progress.healthy(self.front.engine.load(), self.front.attempts.schedulable)
 
     def _gauges(self) -> FrontGauges:
-        attempts = self.front.attempts
+        attempts, compiling = self.front.attempts, self.front.intake.compiling
         return FrontGauges(
             links=len(self._links),
             attempts=len(attempts),
             children=attempts.live_children,
             held_attempts=attempts.held,
+            grammars_compiling=0 if compiling is None else len(compiling),
             output_waiting_bytes=attempts.waiting_bytes,
             output_oldest_seconds=attempts.oldest_age_s,
         )

@@ -22,7 +22,7 @@ from replica.front.check import (
     refuse,
 )
 from replica.front.child import Child
-from replica.front.compiling import Compiling
+from replica.front.compiling import Compiling, Order
 from replica.front.detokenise import Vocabulary
 from replica.front.fence import RequestKey
 from replica.front.mailbox import Mailbox
@@ -107,7 +107,8 @@ class Intake:
                 child.index: ids.outputs[child.index] or () for child in attempt.children.values()
             }
             grammar = request.sampling.grammar
-            self.compiling.begin(attempt, grammar, request.salt, outputs, start)
+            order = Order(attempt, request.tenant, grammar, request.salt, outputs, start)
+            self.compiling.begin(order)
         return ()
 
     def _pass_fence(self, request: CoreRequest) -> tuple[CoreDelta, ...] | None:

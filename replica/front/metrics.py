@@ -24,6 +24,7 @@ class FrontGauges(NamedTuple):
     attempts: int
     children: int
     held_attempts: int
+    grammars_compiling: int
     output_waiting_bytes: int
     output_oldest_seconds: float
 

@@ -64,17 +64,28 @@ class GrammarCompiler:
             found.append(state)
         return found
 
+    def known(self, grammar: Grammar, count: int, scope: bytes = b"") -> list[GrammarState] | None:
+        """So many states at its start, at once; None for one that is yet to be compiled."""
+        matcher = self._cached((scope, grammar.kind, grammar.source))
+        if matcher is None:
+            return None
+        return [GrammarState(matcher.deep_copy()) for _ in range(count)]
+
     def _compiled(self, grammar: Grammar, scope: bytes) -> LLMatcher:
         key = (scope, grammar.kind, grammar.source)
+        matcher = self._cached(key)
+        if matcher is None:
+            matcher = self._compile(grammar)
+            with self._lock:
+                self._keep(key, matcher)
+        return matcher
+
+    def _cached(self, key: tuple[bytes, str, str]) -> LLMatcher | None:
         with self._lock:
             matcher = self._cache.get(key)
             if matcher is not None:
                 self._cache.move_to_end(key)
-                return matcher
-        matcher = self._compile(grammar)
-        with self._lock:
-            self._keep(key, matcher)
-        return matcher
+            return matcher
 
     def _keep(self, key: tuple[bytes, str, str], matcher: LLMatcher) -> None:
         if key not in self._cache:
@@ -141,10 +152,14 @@ def _lark(grammar: Grammar) -> str:
 def _schema(grammar: Grammar) -> str:
     try:
         schema = json.loads(grammar.source)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise faults.not_json(grammar) from None
-    if not isinstance(schema, (dict, bool)) or not _shallow(schema):
+    except RecursionError:
+        raise faults.too_deep(grammar, MAX_DEPTH) from None
+    if not isinstance(schema, (dict, bool)):
         raise faults.not_json(grammar)
+    if not _shallow(schema):
+        raise faults.too_deep(grammar, MAX_DEPTH)
     if not can_end(schema):
         raise faults.endless(grammar)
     return grammar.source

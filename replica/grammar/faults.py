@@ -70,6 +70,11 @@ def too_costly(grammar: Grammar) -> UserError:
     return _error(grammar, "it is too large or nested too deeply")
 
 
+def too_deep(grammar: Grammar, levels: int) -> UserError:
+    """Whoever follows it goes as deep."""
+    return _error(grammar, f"it is too complex: nested more than {levels} levels deep")
+
+
 def not_json(grammar: Grammar) -> UserError:
     """The source is no JSON."""
     return _error(grammar, "it is not a JSON schema")

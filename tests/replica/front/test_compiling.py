@@ -130,12 +130,57 @@ async def test_O4_what_waits_to_be_compiled_is_bounded(
     async with rig(inside(b"x"), compiler=gated) as front:
         router = await front.dial()
         for name in ("a", "b", "c"):
-            await router.send(request(name, grammar=DIGITS))
+            await router.send(request(name, tenant=name, grammar=DIGITS))
         refused = (await router.answer("c")).finish.error
         assert (refused.status, refused.reroute) == (429, True)
         gated.gate.set()
         for name in ("a", "b"):
             assert (await router.answer(name)).finish.reason == "stop"
+
+
+class Heavy(Gated):
+    """Only what says so waits for the gate."""
+
+    def states(self, grammar: Grammar, *args, **more):
+        if "heavy" in grammar.source:
+            return super().states(grammar, *args, **more)
+        return GrammarCompiler.states(self, grammar, *args, **more)
+
+
+async def test_S6_heavy_grammars_of_one_tenant_keep_nobody_waiting() -> None:
+    heavy = Heavy()
+    async with rig(inside(b"x"), compiler=heavy) as front:
+        router = await front.dial()
+        for number in range(8):
+            grammar = Grammar(REGEX, f"heavy{number}+")
+            await router.send(request(f"h{number}", tenant="flood", grammar=grammar))
+        for name in ("a", "b"):
+            await router.send(request(name, tenant=name, grammar=Grammar(REGEX, f"[{name}-z]")))
+            assert (await router.answer(name)).finish.reason == "stop"
+        heavy.gate.set()
+        for number in range(8):
+            assert (await router.answer(f"h{number}")).finish.reason == "stop"
+
+
+async def test_what_was_compiled_before_waits_for_nobody() -> None:
+    heavy = Heavy()
+    heavy.states(DIGITS, [()], b"salt")
+    async with rig(inside(b"x"), compiler=heavy) as front:
+        router = await front.dial()
+        for tenant in ("one", "two"):
+            grammar = Grammar(REGEX, f"heavy {tenant}")
+            await router.send(request(tenant, tenant=tenant, grammar=grammar))
+        await router.send(request("known", n=2, grammar=DIGITS))
+        for child in range(2):
+            assert (await router.answer("known", child=child)).finish.reason == "stop"
+        one, two = front.engine.requests
+        assert one.grammar.advance(b"12")
+        assert two.grammar.advance(b"3456")
+        assert two.grammar.finished
+        assert not one.grammar.finished
+        heavy.gate.set()
+        for tenant in ("one", "two"):
+            await router.answer(tenant)
 
 
 async def test_a_grammar_that_takes_too_long_ends_its_request(
