@@ -63,9 +63,9 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     derived from the authenticated tenant; `public_cut_blocks` full blocks at the head are hashed
     without it (a registered public prefix). Deadlines are budgets in ms from receipt.
     `(router_boot, dispatch_seq)` comes back in load reports, so that the router knows which of its
-    own dispatches a report has already seen. `believed_queue_tokens`: the prefill that the router
-    believes to wait there; where far more waits the replica may send the request elsewhere. None
-    where it may not.
+    own dispatches a report has already seen. `weight`: the tenant's share where others wait too.
+    `believed_queue_tokens`: the prefill that the router believes to wait there; where far more
+    waits the replica may send the request elsewhere. None where it may not.
 
     `progress` is empty, or one entry for each of `n` children: then they go on where another
     replica broke off. What the client has counts as output (limits, penalties, positions), and
@@ -84,6 +84,7 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     dispatch_seq: int
     public_cut_blocks: int = 0
     priority: int = 0
+    weight: float = 1.0
     ttft_deadline_ms: float | None = None
     itl_deadline_ms: float | None = None
     e2e_deadline_ms: float | None = None

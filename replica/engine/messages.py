@@ -20,7 +20,8 @@ from replica.sched.tiers import Tiers
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One child for the engine. `arrival_s` is monotonic, and so are `first_by_s`, when its first
-    token is due, and `deadline_s`, when it ends.
+    token is due, and `deadline_s`, when it ends. `itl_ms`: the gap between tokens that it was
+    promised. `weight`: its tenant's share where several wait.
 
     `chain` holds the keys of the prompt's full blocks and the value that the next block chains to.
     `eos_ids` end the child unless `params.ignore_eos`. `output`: tokens that it has put out
@@ -38,6 +39,8 @@ class EngineRequest:
     tenant: str
     arrival_s: float
     priority: int = 0
+    weight: float = 1.0
+    itl_ms: float | None = None
     first_by_s: float | None = None
     deadline_s: float | None = None
     skip_cache_read: bool = False

@@ -25,6 +25,7 @@ MAX_LOGPROBS = 20
 MAX_BAD_WORDS = 512
 MAX_BAD_WORD_IDS = 16_384
 MAX_ID_CHARACTERS = 256
+MAX_WEIGHT = 1_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ def check_request(request: CoreRequest, limits: Limits) -> Ids:
     for deadline_ms in (request.ttft_deadline_ms, request.itl_deadline_ms, request.e2e_deadline_ms):
         if deadline_ms is not None and not 0 < deadline_ms < math.inf:
             refuse("A deadline must be a positive number of milliseconds.")
+    _within("weight", request.weight, 0.01, MAX_WEIGHT)
     prompt = _check_ids(request, limits.vocab_size, "prompt")
     check_sampling(request.sampling, limits.vocab_size)
     if not prompt:

@@ -231,6 +231,8 @@ class Intake:
             tenant=request.tenant,
             arrival_s=received_s,
             priority=request.priority,
+            weight=request.weight,
+            itl_ms=request.itl_deadline_ms,
             first_by_s=None if first_ms is None else received_s + _bounded_s(first_ms),
             deadline_s=None if budget_ms is None else received_s + _bounded_s(budget_ms),
             router_boot=request.router_boot,

@@ -23,7 +23,8 @@ UNRANKED: Rank = ()
 class Task:
     """What a policy may know of a request when it comes. Clock times are monotonic.
 
-    `first_by_s`: when its first token is due, None for whenever. `prefill_ms` and `decode_ms` are
+    `weight`: the tenant's share beside others. `first_by_s`: when its first token is due, None for
+    whenever. `prefill_ms` and `decode_ms` are
     what it will take of the device beyond what the cache holds (`hit_tokens`); `error` is how far
     off that may be, as a share; None while next to nothing was learnt.
     """
@@ -31,6 +32,7 @@ class Task:
     child: ChildId
     tenant: str
     priority: int
+    weight: float
     arrival_s: float
     first_by_s: float | None
     hit_tokens: int

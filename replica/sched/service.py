@@ -91,6 +91,7 @@ class Service:
             child=request.child,
             tenant=spec.tenant,
             priority=spec.priority,
+            weight=spec.weight,
             arrival_s=spec.arrival_s,
             # What goes on from elsewhere has had its first token.
             first_by_s=None if spec.output else spec.first_by_s,

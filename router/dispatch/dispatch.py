@@ -51,6 +51,7 @@ class Job(Struct, frozen=True, kw_only=True):
     public_cut_blocks: int = 0
     pin: str | None = None
     priority: int = 0
+    weight: float = 1.0
     ttft_deadline_ms: float | None = None
     itl_deadline_ms: float | None = None
 
@@ -305,6 +306,7 @@ class Attempt:
             dispatch_seq=decision.dispatch_seq,
             public_cut_blocks=job.public_cut_blocks,
             priority=job.priority,
+            weight=job.weight,
             ttft_deadline_ms=job.ttft_due_ms(leg),
             itl_deadline_ms=job.itl_deadline_ms,
             e2e_deadline_ms=1000 * leg.left_s,

@@ -70,6 +70,7 @@ class JobMaker:
             timeout_s=self._config.request_timeout_s,
             pin=pin,
             priority=deadlines.priority,
+            weight=tenant.policy.weight,
             ttft_deadline_ms=deadlines.ttft_ms,
             itl_deadline_ms=deadlines.itl_ms,
         )

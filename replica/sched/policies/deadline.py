@@ -7,8 +7,9 @@ Priority, then slack class, then the tenant's virtual time, then the longest cac
   learnt, a request has to start within a patience that grows with its size: so small ones go first,
   and whoever waits becomes urgent (ageing). Whichever comes first counts.
 - Within a class tenants share the device by virtual time (start-time fair queueing: Goyal, Vin and
-  Cheng 1996; for serving: Sheng et al. 2024). It grows with what a tenant's requests cost, so a
-  flood is urgent only in its turn. What is urgent stays so: nobody starves.
+  Cheng 1996; for serving: Sheng et al. 2024). It grows with what a tenant's requests cost, divided
+  by the tenant's weight, so a flood is urgent only in its turn. What is urgent stays so: nobody
+  starves.
 - What can't have its first token in time even by an estimate that is cut by its error is refused:
   at intake, when others wait before it, or as soon as that is so.
 
@@ -74,7 +75,7 @@ class Deadline:
         least_ms = (ahead_ms + task.prefill_ms) / (1.0 + task.error)
         if task.arrival_s + 1e-3 * least_ms <= task.first_by_s:
             return False
-        self._ends_ms[task.tenant] -= task.prefill_ms + task.decode_ms
+        self._ends_ms[task.tenant] -= charge_ms(task)
         return True
 
     def started(self, rank: Rank) -> None:
@@ -112,10 +113,15 @@ class Deadline:
     def _tag_ms(self, task: Task) -> float:
         """The tenant's virtual time at which the request starts; it ends by its cost later."""
         start_ms = max(self._virtual_ms, self._ends_ms.pop(task.tenant, 0.0))
-        self._ends_ms[task.tenant] = start_ms + task.prefill_ms + task.decode_ms
+        self._ends_ms[task.tenant] = start_ms + charge_ms(task)
         if len(self._ends_ms) > MAX_TENANTS:
             del self._ends_ms[next(iter(self._ends_ms))]
         return start_ms
+
+
+def charge_ms(task: Task) -> float:
+    """What it adds to its tenant's virtual time."""
+    return (task.prefill_ms + task.decode_ms) / task.weight
 
 
 def slack_class(slack_s: float) -> int:

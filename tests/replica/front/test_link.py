@@ -458,6 +458,8 @@ async def test_S1_random_bytes_at_the_port_harm_nobody() -> None:
         {"attempt": -1},
         {"trace_id": "x" * 1000},
         {"e2e_deadline_ms": float("nan")},
+        {"weight": 0.0},
+        {"weight": float("nan")},
         {"max_tokens": 0},
         {"max_tokens": 1000},
         {"n": 0},

@@ -7,6 +7,7 @@ import pytest
 from events.load import DecodeFit, PrefillFit
 from replica.sched.chunks import MIN_CHUNK_TOKENS, ChunkBudget, StepModel, shortest_first
 from replica.sched.plan import ExecutionPlan
+from replica.sched.policies.deadline import Deadline
 from replica.sched.request import Request
 from tests.replica.sched.rig import Bench, sampling, tokens_of
 
@@ -85,6 +86,22 @@ def test_shorter_ones_go_first_unless_an_older_one_has_waited_long_enough() -> N
     assert shortest_first([late, long], MODEL) == [long, late]
     (urgent,) = requests(6_000, priority=1)
     assert shortest_first([long, short, urgent], MODEL)[0] is urgent
+
+
+def test_whoever_decodes_gets_its_token_in_every_step_whatever_else_waits() -> None:
+    bench = Bench(total_blocks=600, max_step_tokens=20, max_running=12, policy=Deadline())
+    decodes = [bench.add(tokens_of(seed, 4), sampling(30), priority=-5) for seed in range(4)]
+    for _ in range(3):
+        bench.step()
+    for seed in range(4, 12):
+        bench.add(tokens_of(seed, 200), sampling(1), first_by_s=bench.now_s + 1.0)
+    while not all(bench.finish(child) for child in decodes):
+        going = {child for child in decodes if bench.finish(child) is None}
+        plan = bench.step()
+        assert plan is not None
+        assert going <= {row.child for row in plan.rows}
+    bench.run()
+    bench.assert_empty()
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:

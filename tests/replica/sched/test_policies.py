@@ -18,6 +18,7 @@ ONE = Task(
     child=ChildId(1),
     tenant="t",
     priority=0,
+    weight=1.0,
     arrival_s=100.0,
     first_by_s=None,
     hit_tokens=0,
@@ -136,6 +137,18 @@ def test_shares_of_backlogged_tenants_are_even_in_work_not_in_requests() -> None
         task = queue.pop(200.0)
         work[task.tenant] += task.prefill_ms + task.decode_ms
     assert max(work.values()) < 1.2 * min(work.values())
+
+
+def test_shares_of_backlogged_tenants_follow_their_weights() -> None:
+    queue = Queue(Deadline())
+    for _ in range(400):
+        queue.add(tenant="third", prefill_ms=140.0, weight=0.5)
+        queue.add(tenant="two thirds", prefill_ms=90.0)
+    work = {"third": 0.0, "two thirds": 0.0}
+    while queue.ranks and min(work.values()) < 6_000.0:
+        task = queue.pop(200.0)
+        work[task.tenant] += task.prefill_ms + task.decode_ms
+    assert work["two thirds"] / work["third"] == pytest.approx(2.0, rel=0.1)
 
 
 def test_what_is_too_late_is_told_so_when_it_can_not_make_it_any_more() -> None:

@@ -154,13 +154,13 @@ async def chat(house: House, http: aiohttp.ClientSession) -> int:
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        ({}, (0, 120_000.0, None)),
-        ({"priority": 7, "deadline_class": "interactive"}, (7, 10_000.0, 250.0)),
-        ({"priority": 7, "deadline_class": "batch"}, (-100, 600_000.0, None)),
-        ({"ttft_deadline_ms": 1_500.0}, (0, 1_500.0, None)),
+        ({}, (0, 120_000.0, None, 1.0)),
+        ({"priority": 7, "deadline_class": "interactive"}, (7, 10_000.0, 250.0, 1.0)),
+        ({"priority": 7, "deadline_class": "batch"}, (-100, 600_000.0, None, 1.0)),
+        ({"ttft_deadline_ms": 1_500.0, "weight": 4.0}, (0, 1_500.0, None, 4.0)),
     ],
 )
-async def test_priority_and_deadlines_reach_the_replica(
+async def test_priority_weight_and_deadlines_reach_the_replica(
     build: Callable, http: aiohttp.ClientSession, policy: dict[str, Any], expected: tuple
 ) -> None:
     house = await build(1)
@@ -169,6 +169,7 @@ async def test_priority_and_deadlines_reach_the_replica(
     assert await chat(house, http) == 200
     asked = house.calls[0].request
     assert (asked.priority, asked.itl_deadline_ms) == (expected[0], expected[2])
+    assert asked.weight == expected[3]
     assert asked.ttft_deadline_ms == pytest.approx(expected[1], abs=1_000.0)
 
 
