@@ -96,8 +96,8 @@ class ShadowCounts:
 class EngineLoad:
     """A snapshot that the engine replaces after each step; readable from any thread.
 
-    `displaced_total`: preemptions for the sake of a higher priority. `later` and `never`: how often
-    a request was not admitted yet, or refused, by reason.
+    By reason: `displaced`, preemptions for the sake of one that waits; `later` and `never`, how
+    often a request was not admitted yet, or refused.
     """
 
     waiting: int
@@ -118,8 +118,8 @@ class EngineLoad:
     last_step_s: float
     alive: bool
     shadow: ShadowCounts | None = None
-    displaced_total: int = 0
     recomputed_tokens_total: int = 0
+    displaced: Mapping[str, int] = field(default_factory=dict)
     later: Mapping[str, int] = field(default_factory=dict)
     never: Mapping[str, int] = field(default_factory=dict)
 

@@ -29,7 +29,7 @@ def report(
         prompt_tokens_total=scheduler.planner.prompt_tokens,
         cached_tokens_total=scheduler.planner.cached_tokens,
         preemptions_total=scheduler.lifecycle.preemptions,
-        displaced_total=scheduler.planner.displaced,
+        displaced=dict(scheduler.planner.displaced),
         recomputed_tokens_total=max(0, scheduler.lifecycle.recomputed_tokens),
         later=dict(scheduler.planner.later),
         never=dict(scheduler.ledger.never),

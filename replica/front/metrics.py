@@ -108,7 +108,6 @@ class _Snapshot(Collector):
             ("prompt_tokens", load.prompt_tokens_total),
             ("cached_tokens", load.cached_tokens_total),
             ("preemptions", load.preemptions_total),
-            ("displaced", load.displaced_total),
             ("late_outputs", counters.late_outputs),
             ("deltas", counters.deltas),
             ("deltas_merged", counters.deltas_merged),
@@ -129,7 +128,11 @@ class _Snapshot(Collector):
             "Tokens computed again after a preemption, since start",
             load.recomputed_tokens_total,
         )
-        for name, reasons in (("admission_later", load.later), ("admission_never", load.never)):
+        for name, reasons in (
+            ("admission_later", load.later),
+            ("admission_never", load.never),
+            ("displaced", load.displaced),
+        ):
             family = CounterMetricFamily(PREFIX + name, f"{name} by reason", labels=["reason"])
             for reason, count in reasons.items():
                 family.add_metric([reason], count)

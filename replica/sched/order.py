@@ -59,7 +59,13 @@ class Live(Protocol):
 
 
 class Policy(Protocol):
-    """One order. It hears of every request when it comes and when it is started."""
+    """One order. It hears of every request when it comes and when it is started.
+
+    `by_priority`, `by_deadline`: by what a waiting request may take the place of a running one.
+    """
+
+    by_priority: bool
+    by_deadline: bool
 
     def enter(self, task: Task) -> Rank:
         """The rank of a request that comes."""
@@ -77,6 +83,8 @@ class Policy(Protocol):
 
 class StaticPolicy:
     """An order that time doesn't change, and in which nobody is too late."""
+
+    by_priority = by_deadline = False
 
     def refuses(self, task: Task, ahead_ms: float) -> bool:
         """See Policy."""

@@ -12,9 +12,11 @@ from collections import Counter
 
 from replica.cache.prefix import Lease, PrefixCache
 from replica.sched.chunks import ChunkBudget, shortest_first
+from replica.sched.displace import Displacement
 from replica.sched.ledger import Answer, Granted, Later, Ledger, Never
 from replica.sched.lifecycle import Lifecycle
 from replica.sched.loading import Loading
+from replica.sched.order import Policy
 from replica.sched.plan import ChildId, ExecutionPlan, PlanId, PlanRow
 from replica.sched.request import Request, State
 from replica.sched.timing import Timing
@@ -48,13 +50,18 @@ class Planner:
     """Reads and moves requests; truth about computed tokens is the commit's alone."""
 
     def __init__(
-        self, ledger: Ledger, lifecycle: Lifecycle, loading: Loading, timing: Timing
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        lifecycle: Lifecycle,
+        loading: Loading,
+        timing: Timing,
     ) -> None:
         self.later: Counter[str] = Counter()
+        self.displaced: Counter[str] = Counter()
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._started: list[Request] = []
-        self.displaced = 0
         self._ledger = ledger
         self._limits = ledger.limits
         self._lifecycle = lifecycle
@@ -64,7 +71,9 @@ class Planner:
         self._table = lifecycle.table
         self._cache: PrefixCache = lifecycle.cache
         self._victims = Victims(lifecycle.cache, timing)
+        self._displacement = Displacement(policy, ledger, self._cache, timing, self._victims)
         self._blocked: tuple[int, int, int, int] | None = None
+        self._blocked_until_s = 0.0
 
     def plan(self, plan_id: PlanId, now_s: float, ahead: bool = False) -> ExecutionPlan | None:
         """The next step, or None when nothing can run now. `ahead`: another one is in flight."""
@@ -217,7 +226,8 @@ class Planner:
         """Admit it, or say no to it, or leave it; False when the queue has to wait behind it."""
         seated = [*self._table.running, *self._table.loading]
         turns = self._ledger.turns(seated)
-        if seated and self._blocked == (request.child, self._cache.available, len(seated), turns):
+        standing = (request.child, self._cache.available, len(seated), turns)
+        if seated and self._blocked == standing and now_s < self._blocked_until_s:
             return False
         block_tokens = self._limits.block_tokens
         limit = request.cache_limit // block_tokens
@@ -229,11 +239,12 @@ class Planner:
             answer = self._ask(request, draft, len(lease), seated)
             if isinstance(answer, Granted):
                 self._start(request, lease, now_s)
-        if isinstance(answer, Later) and self._displace(request, draft, seated):
+        if isinstance(answer, Later) and self._displace(request, draft, seated, now_s):
             return not draft.starved and self._try_admit(request, draft, now_s)
         if isinstance(answer, Later):
             self.later[answer.reason] += 1
-            self._blocked = (request.child, self._cache.available, len(seated), turns)
+            self._blocked = standing
+            self._blocked_until_s = self._displacement.again_s(request, seated, now_s)
             return False
         if isinstance(answer, Never):
             self._lifecycle.refuse(request, answer.error)
@@ -252,25 +263,18 @@ class Planner:
                 return answer
             self._lifecycle.preempt(victim)
 
-    def _displace(self, request: Request, draft: Draft, seated: list[Request]) -> bool:
-        """Whether those of lower classes made room, because waiting would take longer than
-        computing theirs again; while a plan is in flight, whether they will."""
-        rest = [self._lengths.rest(each).tokens for each in seated]
-        gain_ms = min(rest, default=0) * self._timing.step_ms
-
-        def enough(victims: list[Request], freed: int) -> bool:
-            left = [each for each in seated if each not in victims]
-            room = self._cache.available + freed
-            return isinstance(self._ledger.admit(request, 0, left, room), Granted)
-
-        victims = self._victims.below(request, self._table.running, gain_ms, enough)
-        if victims and draft.ahead:
+    def _displace(
+        self, request: Request, draft: Draft, seated: list[Request], now_s: float
+    ) -> bool:
+        """Whether others made room for it; while a plan is in flight, whether they will."""
+        chosen = self._displacement.choose(request, self._table.running, seated, now_s)
+        if chosen.requests and draft.ahead:
             draft.starved = True
             return True
-        for victim in victims:
-            self.displaced += 1
+        for victim in chosen.requests:
+            self.displaced[chosen.reason] += 1
             self._lifecycle.preempt(victim)
-        return bool(victims)
+        return bool(chosen.requests)
 
     def _start(self, request: Request, lease: Lease, now_s: float) -> None:
         hit_tokens = len(lease) * self._limits.block_tokens

@@ -59,10 +59,9 @@ class Scheduler:
         self.lifecycle = Lifecycle(self.table, self.cache, self.lengths, tiers)
         self.ledger = Ledger(limits, self.lengths)
         self._loading = Loading(limits, self.lifecycle)
-        self.planner = Planner(self.ledger, self.lifecycle, self._loading, self.timing)
-        self.service = Service(
-            Deadline() if policy is None else policy, shadow, self.lifecycle, self.timing
-        )
+        policy = Deadline() if policy is None else policy
+        self.planner = Planner(policy, self.ledger, self.lifecycle, self._loading, self.timing)
+        self.service = Service(policy, shadow, self.lifecycle, self.timing)
         self.in_flight: deque[ExecutionPlan] = deque()
         self.last_plan = PlanId(0)
         self.next_deadline_s = NEVER_S

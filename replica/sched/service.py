@@ -16,9 +16,6 @@ from replica.sched.request import Request, State
 from replica.sched.shadow import Shadow
 from replica.sched.timing import Timing
 
-SURE_CONFIDENCE = 0.5
-"""Below this the time model has learnt next to nothing."""
-
 DECODE_TOKENS = 256
 """An answer counts for so many tokens at most: few are as long as they may be."""
 
@@ -86,7 +83,6 @@ class Service:
         spec, model = request.spec, self._timing.model()
         prefill = model.prefill
         uncached = len(request.tokens) - hit_tokens
-        sure = prefill.confidence >= SURE_CONFIDENCE
         return Task(
             child=request.child,
             tenant=spec.tenant,
@@ -99,5 +95,5 @@ class Service:
             uncached_tokens=uncached,
             prefill_ms=prefill.predict_ms(hit_tokens, uncached),
             decode_ms=model.decode.per_row * min(request.remaining, DECODE_TOKENS),
-            error=model.error if sure else None,
+            error=self._timing.sure_error,
         )

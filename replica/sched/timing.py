@@ -22,6 +22,7 @@ DEFAULT_DECODE = DecodeFit(base=40.0, per_row=2.0, per_context=0.0, confidence=0
 _PREFILL_SCALE = (1.0, 1e2, 1e5)
 _DECODE_SCALE = (1.0, 1e1, 1e4)
 _WARM_STEPS = 8
+_SURE_CONFIDENCE = 0.5
 _OUTLIER = 4.0
 _SOLVE_EVERY_STEPS = 8
 _RIDGE = 0.01
@@ -125,6 +126,12 @@ class Timing:
             per_context=per_context,
             confidence=self._decode.confidence,
         )
+
+    @property
+    def sure_error(self) -> float | None:
+        """How far off the prefill model is, as a share; None while next to nothing was learnt."""
+        sure = self._prefill.confidence >= _SURE_CONFIDENCE
+        return self._prefill.relative_error if sure else None
 
     def model(self) -> StepModel:
         """Both models, and how far off the prefill model is on average."""

@@ -1,18 +1,16 @@
-"""Who loses its KV when somebody has to: one rule for blocks that ran short and for priority."""
+"""Who loses its KV when somebody has to: one rule for blocks that ran short and for those who are
+displaced."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from replica.cache.prefix import PrefixCache
 from replica.sched.request import Request
 from replica.sched.timing import Timing
 
 MAX_PREEMPTIONS = 3
-"""From here on a request is spared where others can give, and never displaced by priority."""
-
-Enough = Callable[[list[Request], int], bool]
-"""Whether it helps that these requests go and free so many blocks."""
+"""From here on a request is spared where others can give, and never displaced."""
 
 
 class Victims:
@@ -37,29 +35,6 @@ class Victims:
             return -often, freed / max(1e-3, self.recompute_ms(each))
 
         return max((entry for entry in useful if entry[1].spec.priority == lowest), key=worth)[1]
-
-    def below(
-        self, request: Request, candidates: Sequence[Request], gain_ms: float, enough: Enough
-    ) -> list[Request]:
-        """Those of lower priority who together free enough, and cost less than `gain_ms` to compute
-        again; nobody where that can't be."""
-        lower = [
-            each
-            for each in candidates
-            if each.spec.priority < request.spec.priority and each.preemptions < MAX_PREEMPTIONS
-        ]
-        chosen: list[Request] = []
-        freed, cost_ms = 0, 0.0
-        while (victim := self.choose(lower)) is not None:
-            lower.remove(victim)
-            chosen.append(victim)
-            freed += self._cache.frees(victim.blocks)
-            cost_ms += self.recompute_ms(victim)
-            if cost_ms >= gain_ms:
-                return []
-            if enough(chosen, freed):
-                return chosen
-        return []
 
     def recompute_ms(self, request: Request) -> float:
         """What its KV costs again, if nothing of it stays in the cache."""

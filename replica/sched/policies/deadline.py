@@ -44,6 +44,8 @@ MAX_TENANTS = 1_024
 class Deadline:
     """Holds one coming event for each waiting request, and a tag for each tenant."""
 
+    by_priority = by_deadline = True
+
     def __init__(self) -> None:
         self._events: list[tuple[float, ChildId, Rank, Task]] = []
         self._virtual_ms = 0.0
