@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import random
-import tempfile
 import time
 from ctypes import POINTER, Structure, byref, c_bool, c_char_p, c_float, c_int8, c_int32, c_void_p
 from pathlib import Path
@@ -72,7 +71,7 @@ class LlamaCpp:
     """One model; a context for each measurement."""
 
     def load(
-        self, model: str, library: str, dtype: str, threads: int, **_: Any
+        self, model: str, folder: str, library: str, dtype: str, threads: int, **_: Any
     ) -> dict[str, object]:
         self._threads = threads
         self._random = random.Random(0)
@@ -83,7 +82,7 @@ class LlamaCpp:
         _load_backends(lib, _file(library).parent)
         lib.llama_backend_init()
         if dtype == "bfloat16":
-            model = self._as_bf16(model)
+            model = self._as_bf16(model, folder)
         self._model = lib.llama_model_load_from_file(
             model.encode(), lib.llama_model_default_params()
         )
@@ -129,11 +128,10 @@ class LlamaCpp:
         self._lib.llama_free(held)
         return {"seconds": seconds}
 
-    def _as_bf16(self, model: str) -> str:
+    def _as_bf16(self, model: str, folder: str) -> str:
         """The same weights, written once more as bfloat16."""
         lib = self._lib
-        folder = tempfile.mkdtemp(prefix="wr-bench-")
-        path = os.path.join(folder, "bf16.gguf")
+        path = os.path.join(folder, "model-bf16.gguf")
         params = lib.llama_model_quantize_default_params()
         params.leading[0], params.leading[1] = self._threads, BF16_FILE
         params.allow_requantize = True
