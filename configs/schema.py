@@ -11,6 +11,7 @@ from msgspec.inspect import FloatType, IntType, StrType, StructType, type_info
 
 DeadlineClass = Literal["interactive", "standard", "batch"]
 Degradation = Literal["max_tokens", "n", "logprobs", "batch"]
+Batching = Literal["continuous", "static"]
 Eviction = Literal["segmented", "lru"]
 ServiceOrder = Literal["fcfs", "priority", "deadline"]
 
@@ -102,7 +103,8 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     order: who is served first: "deadline" (priority, slack, then the tenants' shares; refuses early
     what can't be in time), "priority" (then arrival) or "fcfs". shadow_order: only counted beside.
     eviction: "segmented" keeps cached blocks that were used again out of reach of those that were
-    not; "lru" is there for comparison.
+    not; "lru" is there for comparison. So is prefix_cache false (every prompt is computed whole),
+    and batching "static" (nobody joins those that run once one of them writes its answer).
     kv_events, kv_events_replay: ZMQ addresses on this machine (tcp://127.0.0.1:5557, ipc://...) at
     which the cache's changes are published as vLLM does, token ids in clear; empty for none.
     itl_target_ms: while answers are being written, prompts are computed in pieces small enough that
@@ -128,6 +130,8 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     order: ServiceOrder = "deadline"
     shadow_order: ServiceOrder | Literal[""] = ""
     eviction: Eviction = "segmented"
+    prefix_cache: bool = True
+    batching: Batching = "continuous"
     revision: str = ""
     digest_bits: _Some = 65_536
     digest_k: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8

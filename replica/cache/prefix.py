@@ -78,13 +78,16 @@ class PrefixCache:
         journal: Journal,
         block_tokens: int,
         eviction: Eviction = "segmented",
+        shares: bool = True,
     ) -> None:
+        """`shares` false: nothing is ever published or found; blocks are private."""
         self.pool = pool
         self.journal = journal
         self.open_leases = 0
         self.collisions = 0
         self.watcher: CacheWatcher | None = None
         self.parked: list[int] = []
+        self.shares = shares
         self._block_bytes = 4 * block_tokens
         self._nodes: dict[bytes, Node] = {}
         self._owners: dict[int, Node] = {}
@@ -127,8 +130,11 @@ class PrefixCache:
         """A private block of `tenant`, fully computed and committed, becomes visible behind
         `parent`.
 
-        None on a key collision: then the block stays private, and so must what follows it.
+        None on a key collision, or where nothing is shared: then the block stays private, and so
+        must what follows it.
         """
+        if not self.shares:
+            return None
         node = self._nodes.get(key)
         if node is None:
             node = self._nodes[key] = Node(key, tokens, parent, tenant)

@@ -70,11 +70,13 @@ class EngineThread:
                 max_step_tokens=config.max_step_tokens,
                 max_waiting_tokens=config.max_waiting_tokens,
                 itl_target_ms=config.itl_target_ms,
+                batching=config.batching,
             ),
             next_key=partial(block_key, cluster_key),
             after_commit=check_scheduler if check else None,
             policy=POLICIES[config.order](),
             eviction=config.eviction,
+            prefix_cache=config.prefix_cache,
             tiers=tiers,
             shadow=POLICIES[config.shadow_order]() if config.shadow_order else None,
         )

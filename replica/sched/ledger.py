@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from configs.schema import Batching
 from events.errors import CoreError
 from replica.engine.messages import EngineRequest
 from replica.sched.lengths import OutputLengths, Rest
@@ -54,7 +55,8 @@ class Limits:
     `itl_target_ms`: while others decode, a step computes only as much prefill as lets it end by
     then; 0 leaves it to `max_step_tokens`. `max_prefills`: prompts that are computed by turns.
     `horizon_tokens`: how much of an answer is reserved before any lengths were learnt.
-    `retract_every_steps`: for tests, somebody loses its KV every so many plans.
+    `retract_every_steps`: for tests, somebody loses its KV every so many plans. `batching`: see
+    ReplicaConfig.
     """
 
     total_blocks: int
@@ -67,6 +69,7 @@ class Limits:
     itl_target_ms: float = 0.0
     max_prefills: int = MAX_PREFILLS
     retract_every_steps: int = 0
+    batching: Batching = "continuous"
 
     def blocks(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
@@ -128,6 +131,8 @@ class Ledger:
             return self.outgrown(candidate)
         if len(running) >= limits.max_running:
             return Later("seats")
+        if limits.batching == "static" and any(each.generated for each in running):
+            return Later("batch")
         if self.turns(running) >= limits.max_prefills:
             return Later("prefills")
         if limits.blocks(known) - hit_blocks > available:

@@ -212,6 +212,8 @@ class Planner:
 
     def _leader(self, request: Request) -> Request | None:
         """A request that is about to have the next block which this one needs too."""
+        if not self._cache.shares:
+            return None
         block_tokens = self._limits.block_tokens
         index = request.expected_hit // block_tokens
         if index >= min(len(request.keys), request.cache_limit // block_tokens):

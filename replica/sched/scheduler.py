@@ -47,12 +47,15 @@ class Scheduler:
         tiers: Tiers | None = None,
         eviction: Eviction = "segmented",
         shadow: Policy | None = None,
+        prefix_cache: bool = True,
     ) -> None:
         """`policy`: by deadline unless given; `shadow` runs beside it."""
         self.limits = limits
         self.journal = Journal()
         pool = BlockPool(limits.total_blocks)
-        self.cache = PrefixCache(pool, self.journal, limits.block_tokens, eviction)
+        self.cache = PrefixCache(
+            pool, self.journal, limits.block_tokens, eviction, shares=prefix_cache
+        )
         self.table = RequestTable()
         self.timing = Timing()
         self.lengths = OutputLengths(limits.horizon_tokens)

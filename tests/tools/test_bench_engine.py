@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import textwrap
@@ -9,13 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from configs.model.card import load_card
 from configs.model.weights import open_weights
 from tests.fakes.tiny_model import write_tiny_gguf
 from tools.bench import cli
-from tools.bench.engine import entrants
+from tools.bench.engine import ablate, entrants
 from tools.bench.engine.contest import Contender, Course, EngineError, Scores, run
 from tools.bench.engine.export import export, rounded
+from tools.bench.engine.workload import Mix, calls
 from tools.errors import CommandError
 
 PEER = """
@@ -125,3 +129,29 @@ def test_ours_alone_gives_all_figures(tmp_path: Path, capsys: pytest.CaptureFixt
     assert min((*us["prefill"].values(), *us["decode"].values())) > 0.0
     assert 0.0 < found["overhead_b16"] < 1.0
     assert "overhead of a decode step at batch 16" in capsys.readouterr().out
+
+
+def test_every_switch_has_a_row_and_those_that_share_do_share(tmp_path: Path) -> None:
+    card = load_card(write_tiny_gguf(tmp_path / "tiny.gguf"))
+    short = {"own": (4, 8), "answer": (3, 5), "long_one_in": 5, "long": (80, 100)}
+    mix = Mix(requests=10, users=4, groups=2, prefix=64, **short)
+    rows = ablate.measure(card, {"dtype": "float32"}, mix, 1, True, lambda line: None)
+    assert set(rows) == {*ablate.SWITCHES, "reference"}
+    for name, row in rows.items():
+        assert row["output_tokens_per_s"] > 0.0
+        assert row["itl_p99_ms"] >= row["itl_p50_ms"] > 0.0
+        caches = name not in ("no_prefix_cache", "reference")
+        assert (row["cached_ratio"] > 0.2) == caches, name
+    shown = Console(record=True, width=200, file=io.StringIO())
+    ablate.show(rows, shown)
+    text = shown.export_text()
+    assert all(name in text for name in rows)
+
+
+def test_the_workload_is_the_same_every_time_and_mixes_lengths() -> None:
+    mix = Mix()
+    made = calls(mix, 1_000)
+    assert made == calls(mix, 1_000)
+    heads = [call.prompt[: mix.prefix] for call in made]
+    assert len(set(heads)) <= mix.groups + len(made) // mix.long_one_in
+    assert max(len(call.prompt) for call in made) > mix.prefix + mix.own[1]

@@ -75,7 +75,8 @@ class Bench:
         tiered: bool = False,
         policy: Policy | None = None,
         shadow: Policy | None = None,
-        **limits: float,
+        prefix_cache: bool = True,
+        **limits: float | str,
     ) -> None:
         self.limits = Limits(
             total_blocks=total_blocks,
@@ -97,6 +98,7 @@ class Bench:
             after_commit=check_scheduler,
             tiers=self.tiers,
             shadow=shadow,
+            prefix_cache=prefix_cache,
         )
         if self.tiers is not None:
             self.tiers.landed = self.scheduler.landed

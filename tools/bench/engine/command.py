@@ -3,7 +3,7 @@ scheduler and output take of a decode step.
 
 Ours is measured from a request's frame to its answer's frames; `transformers` by `generate`,
 llama.cpp by its C interface, vLLM by its engine's steps. Each is a process of its own on one CPU,
-with as many threads, asked in turn with the others.
+with as many threads, asked in turn with the others. --ablate instead takes parts of ours away.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from configs.model.card import load_card
+from rich.console import Console
+
+from configs.model.card import ModelCard, load_card
 from tools.bench.engine.contest import Contender, Course, EngineError, Scores, run
 from tools.bench.engine.entrants import PEERS, US, Entrant, ours, peers
 from tools.bench.engine.export import export
@@ -35,13 +38,16 @@ def main(argv: Sequence[str]) -> int:
     """Run, print, write."""
     flags = _parser().parse_args(argv)
     model = flags.model or default_model()
-    load_card(model)  # a file that can't be read is refused before anything starts
-    with tempfile.TemporaryDirectory(prefix="wr-bench-") as folder, ExitStack() as stack:
-        found = _contest(flags, model, Path(folder), stack)
+    card = load_card(model)  # a file that can't be read is refused before anything starts
+    if flags.ablate or flags.reference:
+        found, show = _ablation(flags, card), _show_ablation
+    else:
+        with tempfile.TemporaryDirectory(prefix="wr-bench-") as folder, ExitStack() as stack:
+            found, show = _contest(flags, model, Path(folder), stack), _show_contest
     if flags.json == SCREEN:
         print(json.dumps(found, indent=2))
         return 0
-    _print(found)
+    show(found)
     if flags.json:
         Path(flags.json).write_text(json.dumps(found, indent=2) + "\n")
     return 0
@@ -70,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--alone", action="store_true", help="without peers")
     add("--forward", action="store_true", help="also the forward pass alone, beside its ceiling")
+    add("--ablate", action="store_true", help="instead: our engine with one switch at a time")
+    add("--reference", action="store_true", help="as --ablate, with a row for eager, no cache")
+    add("--requests", type=positive, default=48, help="of the workload of --ablate (%(default)s)")
     add("--json", nargs="?", const=SCREEN, type=_target, metavar="FILE", help="figures as JSON")
     return parser
 
@@ -83,6 +92,24 @@ def _peer(text: str) -> tuple[str, str]:
 
 def _target(text: str) -> str:
     return text if text == SCREEN else str(output_file(text))
+
+
+def _ablation(flags: argparse.Namespace, card: ModelCard) -> dict[str, Any]:
+    # Late: torch is not needed to ask others.
+    from tools.bench.engine import ablate
+    from tools.bench.engine.workload import Mix
+
+    settings = {"device": flags.device, "dtype": flags.dtype, "threads": flags.threads}
+    mix = Mix(requests=flags.requests)
+    rows = ablate.measure(card, settings, mix, flags.rounds, flags.reference, _say)
+    about = {**settings, "rounds": flags.rounds, "load_average": os.getloadavg()[0]}
+    return {"ablation": rows, "workload": asdict(mix), "settings": about}
+
+
+def _show_ablation(found: Mapping[str, Any]) -> None:
+    from tools.bench.engine import ablate
+
+    ablate.show(found["ablation"], Console())
 
 
 def _contest(
@@ -167,7 +194,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _print(found: Mapping[str, Any]) -> None:
+def _show_contest(found: Mapping[str, Any]) -> None:
     for name, figures in found.items():
         if not isinstance(figures, dict) or "prefill" not in figures:
             continue
