@@ -113,11 +113,6 @@ class CountingDigest:
         return digest
 
     @property
-    def set_bits(self) -> int:
-        """How many positions are set now."""
-        return self._set_bits
-
-    @property
     def stuck(self) -> int:
         """How many counters are saturated."""
         return int(np.count_nonzero(self._counts == STUCK))

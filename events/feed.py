@@ -96,17 +96,13 @@ class FeedStats:
 
 @dataclass(frozen=True, slots=True)
 class FeedState:
-    """What the feed knows of one replica now.
-
-    `age_s`: since its last message, most of our own outages left out.
-    """
+    """What the feed knows of one replica now."""
 
     boot: int
     present: bool
     digest_known: bool
     generation: int
     seq: int
-    age_s: float
 
 
 @dataclass(slots=True)
@@ -185,7 +181,6 @@ class Feed:
 
     def states(self) -> dict[str, FeedState]:
         """By replica id, those gone but not yet forgotten included."""
-        now_s = self._clock()
         return {
             life.replica: FeedState(
                 life.boot,
@@ -193,7 +188,6 @@ class Feed:
                 life.cursor.known,
                 life.cursor.generation,
                 life.cursor.seq,
-                now_s - life.heard_s,
             )
             for life in self._lives.values()
         }

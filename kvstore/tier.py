@@ -22,8 +22,6 @@ class Caps:
 
     name: str
     max_value_bytes: int
-    ttl: bool
-    conditional_put: bool
     trusted: bool
     shared: bool
     drafts: bool = False

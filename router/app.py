@@ -136,7 +136,7 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("links_up", "Links that requests can be sent on", lambda: len(links.up()))
     metrics.gauge("backends_up", "Backends of other kinds that answer", lambda: backends.up)
     metrics.gauge("replicas", "Replicas that the fleet knows", lambda: len(fleet))
-    register_index(metrics, fleet, services.brain.optimistic)
+    register_index(metrics, fleet, services.brain.optimistic, services.brain.ledger)
     register_accuracy(metrics, services.brain.accuracy)
     metrics.gauge("links_resumed", "Broken connections that went on", lambda: links.resumed)
     metrics.gauge("late_deltas", "Deltas that nobody waited for", lambda: links.late_deltas)

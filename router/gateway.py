@@ -62,6 +62,7 @@ from router.serving.door import SPARE_CONNECTIONS, Door
 from router.telemetry.alarms import Alarms
 from router.telemetry.announce import Announcer
 from router.telemetry.beacon import Beacon
+from router.telemetry.gauges import register_feed
 from router.telemetry.listeners import Listeners
 from router.telemetry.metrics import Metrics
 from router.tenancy.admit import Admitter
@@ -114,6 +115,7 @@ class Gateway:
         of = self.services
         limits, queue, peers = of.admitter.limits, of.admitter.queue, of.brain.peers
         use = SharedUse(parse_secret(config.secret), of.tenants, limits, queue, peers)
+        register_feed(of.metrics, self._feed.stats)
         self._sync = PeerSync(bus, config.cluster, config.router.id, self._boot, of.brain, use)
         self._dashboard = Dashboard(bus, config.cluster, self.services.gate.check_reader)
         self._door = Door(config.router.max_connections + SPARE_CONNECTIONS)

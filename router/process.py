@@ -28,6 +28,7 @@ from events.parent import follow_parent
 from events.secrets import parse_secret
 from events.subjects import check_id
 from router.gateway import Gateway
+from router.telemetry.gauges import register_bus
 
 _SPARE_FILES = 1_024
 _GARBAGE_OBJECTS = 10_000
@@ -80,6 +81,7 @@ async def _serve(config: ClusterConfig) -> None:
     }
     bus = await join(config.bus, config.router.id)
     gateway = Gateway(config, card, bus, revisions)
+    register_bus(gateway.services.metrics, bus.stats)
     try:
         await gateway.start()
         await gateway.meet_replicas(MEET_S)

@@ -61,8 +61,6 @@ class ArenaTier:
         self.caps = Caps(
             name="arena",
             max_value_bytes=MAX_VALUE_BYTES,
-            ttl=True,
-            conditional_put=True,
             trusted=True,
             shared=shared,
             drafts=True,

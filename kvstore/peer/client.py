@@ -72,8 +72,6 @@ def peer_tier(
     caps = Caps(
         name="peer",
         max_value_bytes=MAX_PAYLOAD_BYTES,
-        ttl=False,
-        conditional_put=False,
         trusted=False,
         shared=True,
     )

@@ -47,8 +47,6 @@ def file_tier(
     caps = Caps(
         name="file",
         max_value_bytes=min(max_bytes, MAX_VALUE_BYTES),
-        ttl=True,
-        conditional_put=True,
         trusted=False,
         shared=True,
     )

@@ -67,8 +67,6 @@ def s3_tier(bucket: Bucket, limits: Limits | None = None) -> ConnectorTier:
     caps = Caps(
         name="s3",
         max_value_bytes=MAX_VALUE_BYTES,
-        ttl=False,
-        conditional_put=True,
         trusted=False,
         shared=True,
     )

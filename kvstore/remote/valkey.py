@@ -37,8 +37,6 @@ def valkey_tier(
     caps = Caps(
         name="valkey",
         max_value_bytes=MAX_VALUE_BYTES,
-        ttl=True,
-        conditional_put=True,
         trusted=False,
         shared=True,
     )

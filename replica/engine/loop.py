@@ -81,8 +81,8 @@ class EngineThread:
             shadow=POLICIES[config.shadow_order]() if config.shadow_order else None,
         )
         self._tiers = tiers
-        self.broken_invariants = 0
-        self.failed_plans = 0
+        self._broken_invariants = 0
+        self._failed_plans = 0
         self._runner = runner
         self._overlap = config.overlap
         self._launcher = ThreadLauncher(runner) if config.overlap else Launcher(runner)
@@ -233,7 +233,7 @@ class EngineThread:
         plan = self.scheduler.in_flight[0]
         _log.error("plan %d (%d rows) failed: %s", plan.plan_id, len(plan.rows), _cause(error))
         self.scheduler.fail()
-        self.failed_plans += 1
+        self._failed_plans += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILED_PLANS:
             raise DeviceLostError(f"{MAX_FAILED_PLANS} plans in a row failed")
@@ -266,7 +266,8 @@ class EngineThread:
         try:
             check_scheduler(self.scheduler)
         except InvariantError as error:
-            self.broken_invariants += 1
+            self._broken_invariants += 1
+            self._load = self._report()
             _log.error("broken invariant: %s", error)
 
     def _die(self) -> None:
@@ -277,7 +278,14 @@ class EngineThread:
 
     def _report(self) -> EngineLoad:
         alive = not self._inbox.shut_down
-        return report(self.scheduler, self._seen, self._stepped_s, alive)
+        return report(
+            self.scheduler,
+            self._seen,
+            self._stepped_s,
+            alive,
+            self._failed_plans,
+            self._broken_invariants,
+        )
 
 
 def _cause(error: BaseException) -> str:

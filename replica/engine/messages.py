@@ -122,6 +122,8 @@ class EngineLoad:
     displaced: Mapping[str, int] = field(default_factory=dict)
     later: Mapping[str, int] = field(default_factory=dict)
     never: Mapping[str, int] = field(default_factory=dict)
+    failed_plans: int = 0
+    broken_invariants: int = 0
 
 
 class StepSink(Protocol):

@@ -9,7 +9,12 @@ from replica.sched.scheduler import Scheduler
 
 
 def report(
-    scheduler: Scheduler, seen: SeenDispatches, last_step_s: float, alive: bool
+    scheduler: Scheduler,
+    seen: SeenDispatches,
+    last_step_s: float,
+    alive: bool,
+    failed_plans: int,
+    broken_invariants: int,
 ) -> EngineLoad:
     """A snapshot of everything; `running` counts whoever has blocks, loading and held too."""
     pool, table, timing = scheduler.cache.pool, scheduler.table, scheduler.timing
@@ -36,4 +41,6 @@ def report(
         last_step_s=last_step_s,
         alive=alive,
         shadow=scheduler.service.shadow_counts(),
+        failed_plans=failed_plans,
+        broken_invariants=broken_invariants,
     )

@@ -108,6 +108,8 @@ class _Snapshot(Collector):
             ("prompt_tokens", load.prompt_tokens_total),
             ("cached_tokens", load.cached_tokens_total),
             ("preemptions", load.preemptions_total),
+            ("failed_plans", load.failed_plans),
+            ("broken_invariants", load.broken_invariants),
             ("late_outputs", counters.late_outputs),
             ("deltas", counters.deltas),
             ("deltas_merged", counters.deltas_merged),

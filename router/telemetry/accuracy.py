@@ -88,14 +88,6 @@ class Accuracy:
         """The replica's sums by tenant; `tally.OTHERS` has the rest."""
         return self._of.get(replica, {})
 
-    def by_replica(self) -> Iterator[tuple[str, Sums]]:
-        """The sums of each replica."""
-        for replica, tenants in self._of.items():
-            total = Sums()
-            for sums in tenants.values():
-                total.add(sums)
-            yield replica, total
-
     def read(self, value: Callable[[Sums], float]) -> Iterator[tuple[tuple[str, str], float]]:
         """For the metrics: one number by (replica, tenant)."""
         for replica, tenants in self._of.items():

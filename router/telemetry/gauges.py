@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 
+from events.feed import FeedStats
+from events.nats import BusStats
+from router.choice.reserve import Ledger
 from router.fleet.fleet import Fleet
 from router.locality.optimistic import OptimisticEntries
 from router.telemetry.accuracy import Accuracy, Sums
 from router.telemetry.metrics import Metrics, Sample
 
 
-def register_index(metrics: Metrics, fleet: Fleet, optimistic: OptimisticEntries) -> None:
-    """What locality is known from: memory and its bounds, false hits."""
+def register_index(
+    metrics: Metrics, fleet: Fleet, optimistic: OptimisticEntries, ledger: Ledger
+) -> None:
+    """What locality is known from: memory and its bounds, false hits, what found no room."""
     metrics.gauge("index_bytes", "Memory of the digest index", lambda: fleet.index.nbytes)
     metrics.gauge("index_limit_bytes", "At most", lambda: fleet.index.max_bytes)
     metrics.gauge("promised_bytes", "Keys of what is on its way", lambda: optimistic.nbytes)
@@ -27,6 +33,32 @@ def register_index(metrics: Metrics, fleet: Fleet, optimistic: OptimisticEntries
         ("replica",),
         false_hits,
     )
+    for name, text, total in (
+        ("digests_unplaced", "Digests without room", lambda: fleet.index.unplaced_total),
+        ("promises_dropped", "Promises without room", lambda: optimistic.dropped_total),
+        ("reservations_expired", "Written off before their end", lambda: ledger.expired_total),
+    ):
+        metrics.counters(name, text, (), partial(_alone, total))
+
+
+def register_feed(metrics: Metrics, stats: FeedStats) -> None:
+    """What the replicas' messages were found to be."""
+    text = "Of what replicas say on the bus"
+    metrics.counters("feed_events", text, ("event",), partial(_fields, stats))
+
+
+def register_bus(metrics: Metrics, stats: BusStats) -> None:
+    """What became of messages to and from the bus."""
+    text = "Of this router's messages and its connection"
+    metrics.counters("bus_events", text, ("event",), partial(_fields, stats))
+
+
+def _alone(total: Callable[[], int]) -> list[Sample]:
+    return [((), total())]
+
+
+def _fields(stats: FeedStats | BusStats) -> list[Sample]:
+    return [((name,), count) for name, count in asdict(stats).items()]
 
 
 def register_accuracy(metrics: Metrics, accuracy: Accuracy) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from threading import Event
 
 from kvstore.handle import Job, WorkThread
-from kvstore.memory import MemoryTier
 from kvstore.tier import Handle, Health, Landed, Outcome, Read, Status, TierStats, Write
+from tests.fakes.memory_tier import MemoryTier
 
 POLL_S = 0.002
 
@@ -24,8 +24,6 @@ class SlowTier:
         self.caps = type(caps)(
             name=name,
             max_value_bytes=caps.max_value_bytes,
-            ttl=True,
-            conditional_put=True,
             trusted=trusted,
             shared=not trusted,
         )

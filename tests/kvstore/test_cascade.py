@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from kvstore.cascade import Cascade
 from kvstore.level import Level, Speed
-from kvstore.memory import MemoryTier
 from kvstore.verify import Verifier
+from tests.fakes.memory_tier import MemoryTier
 from tests.kvstore.blocks import BOOT, CLUSTER_KEY, LAYOUT, payload_of, run_of
 
 FAR = 1e12

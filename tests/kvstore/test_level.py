@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from kvstore.errors import Reason
 from kvstore.identity import BlockIdentity
 from kvstore.level import DISTRUST_AFTER, QUARANTINE_S, Level
-from kvstore.memory import MemoryTier
 from kvstore.verify import Verifier
+from tests.fakes.memory_tier import MemoryTier
 from tests.kvstore.blocks import BOOT, CLUSTER_KEY, LAYOUT, payload_of, run_of
 
 FAR = 1e9
@@ -21,7 +21,7 @@ class Foreign(MemoryTier):
     def __init__(self) -> None:
         super().__init__(1 << 20)
         caps = self.caps
-        self.caps = type(caps)("foreign", caps.max_value_bytes, True, True, False, True)
+        self.caps = type(caps)("foreign", caps.max_value_bytes, False, True)
 
 
 class Clock:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from kvstore.memory import MemoryTier
 from kvstore.tier import Read, Status
+from tests.fakes.memory_tier import MemoryTier
 from tests.kvstore.batches import SOON_S, get, put, writes_of
 from tests.kvstore.blocks import LAYOUT, run_of
 

@@ -10,11 +10,11 @@ import pytest
 from events.secrets import block_mac_key
 from kvstore.block import BlockHeader, decode, encode
 from kvstore.errors import BadBlockError, Reason
-from kvstore.memory import MemoryTier
 from kvstore.seal import Sealer
 from kvstore.sealed import SealedTier
 from kvstore.tier import Read, Status, Write
 from kvstore.verify import Verifier
+from tests.fakes.memory_tier import MemoryTier
 from tests.kvstore.batches import SOON_S, get, put, writes_of
 from tests.kvstore.blocks import CLUSTER_KEY, LAYOUT, NOW_MS, header_for, payload_of, run_of
 

@@ -25,7 +25,6 @@ from kvstore.arena.segment import Segment
 from kvstore.arena.tier import ArenaTier
 from kvstore.connector import Limits
 from kvstore.kvd.client import open_tier
-from kvstore.memory import MemoryTier
 from kvstore.peer.client import PeerAddress, peer_tier
 from kvstore.remote.endpoint import Endpoint
 from kvstore.remote.file import FileStore, file_tier
@@ -34,6 +33,7 @@ from kvstore.remote.s3 import Bucket, open_store, s3_tier
 from kvstore.remote.server import EmbeddedValkey
 from kvstore.remote.valkey import valkey_tier
 from kvstore.tier import Tier
+from tests.fakes.memory_tier import MemoryTier
 from tests.fakes.papers import make_papers
 from tests.kvstore.conformance.blocks import Block
 from tests.kvstore.kvd.daemon import Daemon

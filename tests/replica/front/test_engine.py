@@ -43,7 +43,7 @@ def engines(blocks: int = 64) -> Iterator[Engines]:
     yield made
     if made.engine is not None:
         made.engine.close()
-        assert made.engine.broken_invariants == 0
+        assert made.engine.load().broken_invariants == 0
 
 
 def expected(asked: CoreRequest) -> tuple[str, tuple[int, ...], str]:

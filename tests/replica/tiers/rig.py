@@ -10,13 +10,13 @@ from configs.schema import KvConfig
 from events.load import KVLayout
 from events.request import SamplingParams
 from kvstore.identity import Namespace, chain
-from kvstore.memory import MemoryTier
 from kvstore.tier import Tier
 from replica.engine.messages import EngineRequest
 from replica.sched.plan import ChildId, Runner
 from replica.tiers.build import assemble
 from replica.tiers.mover import BlockMover
 from replica.tiers.tiers import ReplicaTiers
+from tests.fakes.memory_tier import MemoryTier
 from tests.fakes.mover import FakeMover, fake_layout
 from tests.fakes.runner import FakeRunner
 from tests.replica.engine.rig import WAIT_S, EngineRig

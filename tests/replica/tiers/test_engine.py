@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from configs.schema import KvConfig
-from kvstore.memory import MemoryTier
 from kvstore.tier import Health
 from replica.sched.plan import ChildId
+from tests.fakes.memory_tier import MemoryTier
 from tests.fakes.slow_tier import SlowTier
 from tests.replica.sched.rig import sampling, tokens_of
 from tests.replica.tiers.rig import BLOCK_TOKENS, tiered, wait_for

@@ -13,8 +13,8 @@ from configs.schema import KvConfig, ReplicaConfig
 from events.load import PrefillFit
 from events.request import SamplingParams
 from kvstore.layout import Layout
-from kvstore.memory import MemoryTier
 from replica.runner.build import build_runner, kv_layout
+from tests.fakes.memory_tier import MemoryTier
 from tests.fakes.slow_tier import SlowTier
 from tests.replica.engine.rig import WAIT_S
 from tests.replica.sched.rig import sampling, tokens_of

@@ -52,8 +52,6 @@ class MemoryTier:
         self.caps = Caps(
             name="memory",
             max_value_bytes=max_bytes,
-            ttl=True,
-            conditional_put=True,
             trusted=True,
             shared=False,
         )
