@@ -1,6 +1,7 @@
-"""What a tier is believed to hold: blocks that it confirmed, until it denies them or they grow old.
+"""What a tier is believed to hold: what it tells of itself, or else blocks that it confirmed, until
+it denies them or they grow old.
 
-Others may write and evict there without telling, so this is a hint, for digests alone.
+Where others write and evict without telling this is a guess; for digests alone, in any case.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from events.cache import CacheFact, CacheOp
 
 
 class Known:
-    """At most `max_keys` keys, the ones confirmed longest ago leaving first. Threads share it.
+    """At most `max_keys` keys, the ones confirmed longest ago leaving first. Threads share it. From
+    the first call of `changed` or `lost` on, what is confirmed or denied makes no difference.
 
     `drain` tells net changes: replaying them gives the set, however long nobody asked.
     """
@@ -22,6 +24,7 @@ class Known:
         self._max_keys = max_keys
         self._keys: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[bytes, CacheOp] = {}
+        self._told = False
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -30,29 +33,37 @@ class Known:
     def confirm(self, keys: Iterable[bytes]) -> None:
         """They are there."""
         with self._lock:
-            for key in keys:
-                if key not in self._keys:
-                    self._note(key, CacheOp.STORED)
-                self._keys[key] = None
-                self._keys.move_to_end(key)
-            while len(self._keys) > self._max_keys:
-                key, _ = self._keys.popitem(last=False)
-                self._note(key, CacheOp.REMOVED)
+            if not self._told:
+                self._add(keys)
 
     def deny(self, key: bytes) -> None:
         """It is not there."""
         with self._lock:
-            if key in self._keys:
-                del self._keys[key]
-                self._note(key, CacheOp.REMOVED)
+            if not self._told:
+                self._remove(key)
+
+    def changed(self, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
+        """The tier tells what has come and gone since the last call, first of all what it has."""
+        with self._lock:
+            self._told = True
+            for key in removed:
+                self._remove(key)
+            self._add(stored)
+
+    def lost(self) -> None:
+        """The tier, which tells, can't be heard: what it has is not known."""
+        with self._lock:
+            self._told = True
+            for key in list(self._keys):
+                self._remove(key)
 
     def forget(self) -> list[bytes]:
-        """Nothing is known to be there; returns what was."""
+        """What is known to be there, of which nothing will be."""
         with self._lock:
             keys = list(self._keys)
-            self._keys.clear()
-            for key in keys:
-                self._note(key, CacheOp.REMOVED)
+            if not self._told:
+                for key in keys:
+                    self._remove(key)
             return keys
 
     def drain(self) -> list[CacheFact]:
@@ -60,6 +71,21 @@ class Known:
         with self._lock:
             pending, self._pending = self._pending, {}
         return [CacheFact(op, key) for key, op in pending.items()]
+
+    def _add(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if key not in self._keys:
+                self._note(key, CacheOp.STORED)
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > self._max_keys:
+            key, _ = self._keys.popitem(last=False)
+            self._note(key, CacheOp.REMOVED)
+
+    def _remove(self, key: bytes) -> None:
+        if key in self._keys:
+            del self._keys[key]
+            self._note(key, CacheOp.REMOVED)
 
     def _note(self, key: bytes, op: CacheOp) -> None:
         # Residency alternates, so an entry that is already there is the opposite of this one.

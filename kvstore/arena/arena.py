@@ -51,11 +51,16 @@ class Arena:
         """The largest block that it takes."""
         return self._table.slabs.max_slot_bytes
 
-    def subscribe(self, changed: Changed) -> list[bytes]:
-        """Calls `changed` from now on; returns the keys that are readable now."""
+    def subscribe(self, changed: Changed) -> None:
+        """Calls `changed` from now on, first with the keys that are readable now."""
         with self._lock:
+            changed([slot.key for slot in self._table.ready()], ())
             self._listeners.append(changed)
-            return [slot.key for slot in self._table.ready()]
+
+    def unsubscribe(self, changed: Changed) -> None:
+        """It is not called any more."""
+        with self._lock:
+            self._listeners.remove(changed)
 
     def session(self, name: str) -> Session:
         """A new user."""

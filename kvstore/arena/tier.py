@@ -23,6 +23,7 @@ from kvstore.arena.segment import Segment
 from kvstore.block import decode, layers_of
 from kvstore.errors import AbandonedError, BadBlockError, StoreError
 from kvstore.handle import Job, WorkThread
+from kvstore.known import Known
 from kvstore.sums import copy_sums
 from kvstore.tier import (
     LATE,
@@ -52,12 +53,14 @@ MAX_VALUE_BYTES = 64 << 20
 
 Connect = Callable[[str, float], Control]
 """A new session (name, deadline). Raises StoreError."""
+Follow = Callable[[Known], Callable[[], None]]
+"""Keeps a Known true from now on, until what it returns is called."""
 
 
 class ArenaTier:
     """Blocks of an arena, which `connect` finds again after it was lost."""
 
-    def __init__(self, connect: Connect, shared: bool) -> None:
+    def __init__(self, connect: Connect, shared: bool, follow: Follow) -> None:
         self.caps = Caps(
             name="arena",
             max_value_bytes=MAX_VALUE_BYTES,
@@ -65,6 +68,8 @@ class ArenaTier:
             shared=shared,
             drafts=True,
         )
+        self._follow = follow
+        self._unfollow: Callable[[], None] = _nobody
         self._reading = _Line(connect, "read")
         self._writing = _Line(connect, "write")
         self._asking = _Line(connect, "ask")
@@ -77,7 +82,16 @@ class ArenaTier:
     @classmethod
     def local(cls, arena: Arena) -> ArenaTier:
         """Of an arena in this process."""
-        return cls(lambda name, deadline: LocalControl(arena, name), shared=False)
+
+        def follow(known: Known) -> Callable[[], None]:
+            arena.subscribe(known.changed)
+            return partial(arena.unsubscribe, known.changed)
+
+        return cls(lambda name, deadline: LocalControl(arena, name), shared=False, follow=follow)
+
+    def follow(self, known: Known) -> None:
+        """Keep `known` true until the end: once, and whoever else writes here or evicts."""
+        self._unfollow = self._follow(known)
 
     def exists_prefix(self, keys: Sequence[bytes], deadline: float) -> int:
         """How many keys from the first one on are there; 0 when the arena can't be asked."""
@@ -148,7 +162,9 @@ class ArenaTier:
         self._reader.drain(max(0.0, end - time.monotonic()))
 
     def close(self) -> None:
-        """Ends after the copies that run now."""
+        """Ends after the copies that run now. Idempotent."""
+        unfollow, self._unfollow = self._unfollow, _nobody
+        unfollow()
         self._reader.close()
         self._writer.close()
         for line in (self._reading, self._writing, self._asking):
@@ -323,6 +339,10 @@ class _Line:
         if self._control is not None:
             self._control.close()
             self._control = None
+
+
+def _nobody() -> None:
+    """Nobody follows."""
 
 
 def _groups(sizes: Sequence[int]) -> Iterator[slice]:

@@ -17,15 +17,18 @@ from kvstore.arena.messages import Finished, Opened, Place, Refusal, Want
 from kvstore.arena.segment import Segment
 from kvstore.arena.tier import ArenaTier
 from kvstore.errors import AbandonedError, StoreError
+from kvstore.kvd.follow import CONNECT_S, Follower
 from kvstore.kvd.messages import (
     LENGTH,
     VERSION,
     Abort,
+    Changes,
     Commit,
     Committed,
     Count,
     Delete,
     Exists,
+    Follow,
     Hello,
     KeyList,
     Keys,
@@ -50,8 +53,9 @@ from kvstore.kvd.messages import (
 from kvstore.kvd.place import reachable
 
 T = TypeVar("T", bound=Reply)
-CONNECT_S = 1.0
 TELL_S = 1.0
+SILENT_S = 86_400.0
+"""After so long without a change kvd is asked anew for all of them."""
 _FDS = 4
 
 
@@ -103,6 +107,14 @@ class SocketControl:
         """See Arena."""
         return self._ask(Keys(after, limit), KeyList, deadline).keys
 
+    def follow(self) -> None:
+        """Changes come from now on; nothing else may be asked."""
+        self._tell(Follow())
+
+    def changes(self) -> Changes:
+        """The next that come, however long that takes. Raises StoreError once kvd is gone."""
+        return self._reply(Changes, time.monotonic() + SILENT_S)
+
     def report(self, deadline: float) -> Report:
         """The daemon's figures."""
         return self._ask(Stats(), Report, deadline)
@@ -119,6 +131,9 @@ class SocketControl:
 
     def _ask(self, request: Request, kind: type[T], deadline: float) -> T:
         self._tell(request, deadline)
+        return self._reply(kind, deadline)
+
+    def _reply(self, kind: type[T], deadline: float) -> T:
         try:
             reply = reply_of(_receive(self._connection, deadline))
         except (OSError, WireError) as error:
@@ -183,7 +198,10 @@ class Kvd:
 
 def open_tier(path: Path, name: str) -> ArenaTier:
     """The arena of the daemon at `path` as a tier; it may start, end and start again meanwhile."""
-    return ArenaTier(Kvd(path, name).connect, shared=True)
+    kvd = Kvd(path, name)
+    return ArenaTier(
+        kvd.connect, shared=True, follow=lambda known: Follower(kvd.connect, known).close
+    )
 
 
 def _left(deadline: float) -> float:

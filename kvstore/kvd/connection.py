@@ -17,6 +17,7 @@ from collections.abc import Callable
 from events.errors import WireError
 from kvstore.arena.arena import Arena
 from kvstore.arena.slot import Session
+from kvstore.kvd.following import Following
 from kvstore.kvd.messages import (
     LENGTH,
     VERSION,
@@ -26,6 +27,7 @@ from kvstore.kvd.messages import (
     Count,
     Delete,
     Exists,
+    Follow,
     Hello,
     KeyList,
     Keys,
@@ -79,6 +81,8 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._since = asyncio.get_running_loop().time()
         self._refused = False
+        self._following: Following | None = None
+        self._unread = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,17 +94,21 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Its end is closed: it has stopped."""
         self._forget_raw()
+        if self._following is not None:
+            self._following.close()
         if self.session is not None:
             self._arena.end(self.session)
         self._ended(self)
 
     def pause_writing(self) -> None:
         """It does not read its answers."""
+        self._unread = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """It does again."""
+        self._unread = False
         if self._transport is not None:
             self._transport.resume_reading()
 
@@ -123,6 +131,13 @@ class Connection(asyncio.Protocol):
         """Whether a frame, or the Hello, has been on its way for too long."""
         waiting = bool(self._buffer) or self.session is None
         return waiting and not self._refused and now_s - self._since > FRAME_S
+
+    def tell_changes(self) -> None:
+        """To a user that follows them, as fast as it reads them."""
+        if self._following is None or self._transport is None or self._refused:
+            return
+        while not self._unread and (changes := self._following.take()) is not None:
+            self._transport.write(frame(changes))
 
     def refuse(self, reason: str) -> None:
         """Say why, then listen for its end only."""
@@ -200,6 +215,9 @@ class Connection(asyncio.Protocol):
                 return Leased(arena.open(session, keys))
             case Release(places):
                 arena.release(session, places)
+            case Follow():
+                self._following = self._following or Following(arena)
+                self.tell_changes()
             case _:
                 return self._looked_after(request)
         return None

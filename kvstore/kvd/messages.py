@@ -2,7 +2,7 @@
 
 A frame is a u32 length (little endian) and that many bytes of msgpack. The first frame of a user is
 a Hello; a Welcome comes back, with the arena's file descriptor beside it. From then on requests are
-answered in order; Abort and Release are not answered.
+answered in order; Abort and Release are not answered, and Follow is answered for ever.
 """
 
 from __future__ import annotations
@@ -110,6 +110,10 @@ class Keys(_Message, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_KEYS)]
 
 
+class Follow(_Message, frozen=True):
+    """Answered by Changes from now on: first all that is there, then what comes and goes."""
+
+
 class Reserved(_Message, frozen=True):
     """A place or a reason for each Want."""
 
@@ -148,14 +152,34 @@ class KeyList(_Message, frozen=True):
     keys: list[bytes]
 
 
+class Changes(_Message, frozen=True):
+    """Keys that became readable, and keys that ceased to be; none is in both."""
+
+    stored: list[bytes]
+    removed: list[bytes]
+
+
 class Refused(_Message, frozen=True):
     """Why the daemon hangs up."""
 
     reason: str
 
 
-Request = Reserve | Commit | Abort | Open | Release | Exists | Delete | Purge | Pin | Stats | Keys
-Reply = Reserved | Committed | Leased | Count | Report | KeyList | Refused
+Request = (
+    Reserve
+    | Commit
+    | Abort
+    | Open
+    | Release
+    | Exists
+    | Delete
+    | Purge
+    | Pin
+    | Stats
+    | Keys
+    | Follow
+)
+Reply = Reserved | Committed | Leased | Count | Report | KeyList | Changes | Refused
 
 T = TypeVar("T")
 _ENCODER = msgspec.msgpack.Encoder()

@@ -91,6 +91,7 @@ class KvdServer:
             await asyncio.sleep(TICK_S)
             overdue = self._arena.tick()
             for connection in list(self._connections):
+                connection.tell_changes()
                 if _is_one_of(connection.session, overdue):
                     connection.refuse("overdue")
                 elif connection.overslept(loop.time()):

@@ -74,6 +74,8 @@ def assemble(
     if near is not None:
         fits = config.host_bytes // layout.payload_bytes
         near_level = Level(near, layout, verifier, mac_key, max_known=min(fits, MAX_KNOWN))
+        if isinstance(near, ArenaTier):
+            near.follow(near_level.known)
         shown.append((host_name(near, config), near_level))
     if far is not None:
         ttl_s = config.remote_ttl_s

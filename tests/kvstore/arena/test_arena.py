@@ -252,11 +252,14 @@ def test_listeners_hear_each_change_once() -> None:
         resident.update(stored)
         resident.difference_update(removed)
 
-    resident.update(world.arena.subscribe(changed))
+    world.arena.subscribe(changed)
     for block in blocks[1:]:
         world.store(session, block)
     assert resident == {block.key for block in blocks[1:]} == {*world.arena.keys(b"", 9)}
     world.arena.purge(blocks[0].scope)
+    assert resident == set()
+    world.arena.unsubscribe(changed)
+    world.store(session, blocks[0])
     assert resident == set()
 
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.messages import Place, Refusal
 from kvstore.arena.slot import Session
+from kvstore.kvd.following import Following
 from tests.kvstore.arena.users import LARGE, LARGER, World, run_of
 
 BLOCKS = (*run_of(5, salt=b"a"), *run_of(4, salt=b"b"), *run_of(2, salt=b""))
@@ -37,11 +38,22 @@ class ArenaMachine(RuleBasedStateMachine):
         self.users = [User(self.world.arena.session(str(place))) for place in range(3)]
         self.readable: dict[bytes, Place] = {}
         self.world.arena.subscribe(self.changed)
+        self.following = Following(self.world.arena)
+        self.told: set[bytes] = set()
 
     def changed(self, stored: object, removed: object) -> None:
         assert isinstance(removed, (list, tuple))
         for key in removed:
             del self.readable[key]
+
+    @rule()
+    def take(self) -> None:
+        if changes := self.following.take():
+            assert self.told.isdisjoint(changes.stored)
+            assert self.told.issuperset(changes.removed)
+            self.told.update(changes.stored)
+            self.told.difference_update(changes.removed)
+            assert self.told == {*self.readable}
 
     @rule(user=who, block=which, large=st.booleans())
     def reserve(self, user: int, block: int, large: bool) -> None:

@@ -19,6 +19,7 @@ from kvstore.arena.tier import ArenaTier
 from kvstore.block import BlockHeader, HeaderDraft, encode, unsummed
 from kvstore.errors import Reason
 from kvstore.handle import Job
+from kvstore.known import Known
 from kvstore.tier import Health, Read, Status, Write
 from kvstore.verify import Verifier
 from tests.kvstore.batches import SOON_S, get, put, writes_of
@@ -148,6 +149,10 @@ def test_C5_a_tenants_blocks_are_purged(tier: ArenaTier) -> None:
     assert tier.exists_prefix([block.key for block in theirs], deadline) == 2
 
 
+def _untold(known: Known) -> Callable[[], None]:
+    raise AssertionError
+
+
 class Meddler(LocalControl):
     """Lets something happen between the leases and the copies."""
 
@@ -165,7 +170,7 @@ class Meddler(LocalControl):
 def test_K5_a_reader_that_outlasts_its_lease_gets_a_miss_not_another_block(arena: Arena) -> None:
     """TTL 0.5 s, a slow reader, eviction and overwriting meanwhile."""
     meddle, done = Event(), Event()
-    slow = ArenaTier(lambda name, _: Meddler(arena, name, meddle, done), shared=False)
+    slow = ArenaTier(lambda name, _: Meddler(arena, name, meddle, done), False, _untold)
     quick = ArenaTier.local(arena)
     block, others = run_of(1)[0], run_of(300, seed=1)
     put(quick, writes_of([block], ttl_s=0.5))
@@ -225,7 +230,7 @@ def test_long_runs_are_asked_for_page_by_page(
 
 def test_K1_a_cancelled_read_touches_its_buffers_no_more(arena: Arena) -> None:
     meddle, done = Event(), Event()
-    tier = ArenaTier(lambda name, _: Meddler(arena, name, meddle, done), shared=False)
+    tier = ArenaTier(lambda name, _: Meddler(arena, name, meddle, done), False, _untold)
     blocks = run_of(3)
     put(tier, writes_of(blocks))
     buffers = [bytearray(LAYOUT.payload_bytes) for _ in blocks]

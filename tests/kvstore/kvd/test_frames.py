@@ -24,6 +24,7 @@ from kvstore.kvd.messages import (
     Commit,
     Delete,
     Exists,
+    Follow,
     Hello,
     Keys,
     Open,
@@ -58,6 +59,7 @@ REQUESTS: list[Request] = [
     Pin([KEY], 2.0),
     Stats(),
     Keys(b"", 10),
+    Follow(),
 ]
 HELLO = frame(Hello(VERSION, "fuzz"))
 GOLDEN = Path(__file__).parents[2] / "data" / "kvd_requests_v1.hex"
