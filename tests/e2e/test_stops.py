@@ -16,6 +16,7 @@ from tests.e2e.conftest import MODEL
 from tests.e2e.test_lifecycle import healthy, replica_process
 from tests.e2e.test_rows import idle
 from tests.e2e.up import Up, wait_until
+from tests.processes import go_on, stand_still
 
 TOKENS = 600
 LONG: dict[str, Any] = {
@@ -98,9 +99,9 @@ def test_R13_a_replica_that_stands_still_for_a_moment_keeps_its_streams(
     talk = Talk(client)
     talk.read(20)
     process = replica_process(up, talk.home)
-    os.kill(process, signal.SIGSTOP)
+    stand_still(process)
     time.sleep(1.0)
-    os.kill(process, signal.SIGCONT)
+    go_on(process)
     assert_whole(talk, whole)
     assert continuations(up) == before
 
@@ -113,7 +114,7 @@ def test_R13_a_replica_that_stands_still_for_long_loses_its_streams_and_comes_ba
     talk = Talk(client)
     talk.read(20)
     process = replica_process(up, talk.home)
-    os.kill(process, signal.SIGSTOP)
+    stand_still(process)
     stopped_s = time.monotonic()
     assert_whole(talk, whole)
     took_s = time.monotonic() - stopped_s
@@ -122,7 +123,7 @@ def test_R13_a_replica_that_stands_still_for_long_loses_its_streams_and_comes_ba
     assert "replica_stalled" in alarms
     assert Talk(client).home != talk.home
     time.sleep(max(0.0, 5.0 - took_s))
-    os.kill(process, signal.SIGCONT)
+    go_on(process)
     wait_until(lambda: healthy(up) == {"r0", "r1"}, 60, "it is healthy again")
     wait_until(lambda: idle(up), what="what it served before is aborted")
     assert "replica_stalled" not in json.dumps(up.get_json("/router/alarms")["alarms"])

@@ -19,6 +19,7 @@ from replica.publish import Publisher
 from tests.events.conftest import Town
 from tests.events.helpers import CLUSTER, ListEngine, MirrorListener, config, hello, stored, until
 from tests.events.world import WIDE
+from tests.processes import go_on, stand_still
 
 LOAD = replica_subject(CLUSTER, "r0", "load")
 QUICK = {"digest_tick_ms": 5.0, "heartbeat_ms": 25.0, "hello_ms": 200.0}
@@ -145,7 +146,7 @@ async def test_E12_with_nobody_listening_nothing_piles_up(town: Town) -> None:
 
 async def test_E12_a_hanging_server_never_blocks_the_publisher(ends: Ends, town: Town) -> None:
     assert town.server.pid
-    os.kill(town.server.pid, signal.SIGSTOP)
+    stand_still(town.server.pid)
     try:
         payload = bytes(100_000)
         async with asyncio.timeout(5):
@@ -155,7 +156,7 @@ async def test_E12_a_hanging_server_never_blocks_the_publisher(ends: Ends, town:
         assert ends.replica.stats.dropped > 100
         assert ends.replica._client.pending_data_size <= MAX_PENDING_OUT_BYTES
     finally:
-        os.kill(town.server.pid, signal.SIGCONT)
+        go_on(town.server.pid)
     await ends.store_slowly(1, 10)
     await ends.all_told(10)
 

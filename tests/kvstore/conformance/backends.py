@@ -37,6 +37,7 @@ from tests.fakes.memory_tier import MemoryTier
 from tests.fakes.papers import make_papers
 from tests.kvstore.conformance.blocks import Block
 from tests.kvstore.kvd.daemon import Daemon
+from tests.processes import go_on, stand_still
 
 SECRET = bytes(range(100, 132))
 HOST = "127.0.0.1"
@@ -101,10 +102,10 @@ class Backend:
         raise NotImplementedError
 
     def stall(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        stand_still(self.pid)
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        go_on(self.pid)
 
 
 class MemoryBackend(Backend):

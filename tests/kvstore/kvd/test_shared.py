@@ -18,6 +18,7 @@ from tests.kvstore.batches import get, put, writes_of
 from tests.kvstore.blocks import CLUSTER_KEY, LAYOUT, NOW_MS, run_of
 from tests.kvstore.kvd.daemon import SOON_S, Daemon, Nursery
 from tests.kvstore.kvd.victims import RUN_BLOCKS, RUNS
+from tests.processes import go_on, stand_still
 
 VERIFIER = Verifier(CLUSTER_KEY, LAYOUT, now_ms=lambda: NOW_MS)
 KILLS = 20
@@ -111,7 +112,7 @@ def test_a_daemon_that_hangs_costs_its_users_their_deadline_only(daemon: Daemon)
     other = open_tier(daemon.path, "impatient")
     put(tier, writes_of(blocks))
     put(other, writes_of(blocks))
-    daemon.send(signal.SIGSTOP)
+    stand_still(daemon.pid)
     try:
         began = time.monotonic()
         assert tier.exists_prefix([blocks[0].key], began + 0.1) == 0
@@ -125,7 +126,7 @@ def test_a_daemon_that_hangs_costs_its_users_their_deadline_only(daemon: Daemon)
         assert {outcome.reason for outcome in waiting.result(SOON_S)} == {"cancelled"}
         assert other.health() is Health.OK
     finally:
-        daemon.send(signal.SIGCONT)
+        go_on(daemon.pid)
     deadline = time.monotonic() + SOON_S
     while tier.exists_prefix([blocks[0].key], deadline) == 0:
         assert time.monotonic() < deadline
