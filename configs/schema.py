@@ -13,6 +13,7 @@ DeadlineClass = Literal["interactive", "standard", "batch"]
 Degradation = Literal["max_tokens", "n", "logprobs", "batch"]
 Batching = Literal["continuous", "static"]
 Eviction = Literal["segmented", "lru"]
+Role = Literal["both", "prefill", "decode"]
 ServiceOrder = Literal["fcfs", "priority", "deadline"]
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
@@ -110,9 +111,12 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     itl_target_ms: while answers are being written, prompts are computed in pieces small enough that
     a step ends by then; 0 for pieces of `max_step_tokens`.
     overlap: the next step is planned while one executes, on a thread of its own.
+    role: "prefill" computes long prompts for others and answers nobody while one of these is there;
+    "decode" gets no long cold prompt while somebody else can compute it; "both" does everything.
     """
 
     id: str
+    role: Role = "both"
     host: str = "127.0.0.1"
     port: _Port = 0
     device: str = "cpu"
@@ -247,6 +251,9 @@ class RouterConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     given beyond what it computes; the rest waits in the router, where `max_queued_requests` and
     `max_queued_tokens` bound it, one tenant's at half of that. A stream gets a comment whenever
     nothing was sent on it for `keepalive_s`, waiting for its turn included. `tls`: serve HTTPS.
+
+    Where replicas have roles: a prompt of which fewer than `split_min_tokens` must be computed is
+    short, and never worth a hand-off from one that computes to one that answers.
     """
 
     id: str = "router-0"
@@ -275,6 +282,7 @@ class RouterConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     decisions_kept: _Some = 1_024
     replicate: bool = True
     replicate_share: _Ratio = 0.05
+    split_min_tokens: _Count = 256
     drain_s: _Span = 20.0
 
 

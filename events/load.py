@@ -7,6 +7,8 @@ import msgspec
 from events.numbers import Amount, Count
 
 OWN_ENGINE = "warmroute"
+BOTH, PREFILL, DECODE = "both", "prefill", "decode"
+"""What a replica is there for; an unknown word counts as BOTH."""
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,8 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
 
     Another `engine` than ours is asked by HTTP: its `link_url` is the server's base URL. Without
     `digests` nobody will ever tell what it holds. `abilities`: words for what not every replica
-    can do; a request that needs one goes only where it is named.
+    can do; a request that needs one goes only where it is named. `role`: PREFILL computes prompts
+    that others answer, DECODE answers and gets no long cold prompts, as far as others are there.
     """
 
     model: str
@@ -73,6 +76,7 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     digests: bool = True
     tiers: tuple[str, ...] = ()
     abilities: tuple[str, ...] = ()
+    role: str = BOTH
 
 
 class PrefillFit(msgspec.Struct, frozen=True, array_like=True):

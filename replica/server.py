@@ -191,6 +191,7 @@ def hello_of(parts: Parts) -> ReplicaHello:
         version=_version(),
         max_step_tokens=replica.max_step_tokens,
         abilities=(GRAMMAR,),
+        role=replica.role,
     )
 
 

@@ -88,7 +88,14 @@ class RouterBrain:
         self._policy = make_policy(config.policy)
         self.shadow = Shadow(config.shadow_policy, clock)
         self.peers = Peers(self.ledger.changed)
-        self._scorer = Scorer(fleet, self.ledger, self.optimistic, self.router_boot, self.peers)
+        self._scorer = Scorer(
+            fleet,
+            self.ledger,
+            self.optimistic,
+            self.router_boot,
+            self.peers,
+            config.split_min_tokens,
+        )
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._dispatch_seq = 0
         self._tended_s = -math.inf

@@ -16,7 +16,8 @@ class RouteQuery(Struct, frozen=True):
     """One attempt to place one request. `pool` names the fingerprint pool whose chain this is.
 
     `exclude` holds replicas that already failed this request. `pin` asks for one replica by name
-    (warming, tests); then locality and load only explain.
+    (warming, tests); then locality, load and roles only explain. `computes`: no answer is wanted,
+    only the prompt's blocks, of a replica that computes them for others.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class RouteQuery(Struct, frozen=True):
     exclude: frozenset[str] = frozenset()
     pin: str | None = None
     public_cut_blocks: int = 0
+    computes: bool = False
 
 
 class Outcome(Struct, frozen=True):

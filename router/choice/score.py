@@ -16,6 +16,7 @@ from msgspec import Struct
 from events.decision import CandidateTerms
 from router.choice.pricer import pricer
 from router.choice.reserve import Ledger
+from router.choice.roles import price_by_role
 from router.choice.route import RouteQuery
 from router.choice.sheet import BEST, FIT, ROW, TERMS, TOO_LONG, UNHEARD, Below, Demand, Prices
 from router.cluster.peers import Peers, together
@@ -61,11 +62,14 @@ class Field:
         now_s: float,
         digest_blocks: np.ndarray,
         prices: Prices,
+        barred: np.ndarray | None = None,
     ) -> None:
+        """`barred`: by their role, bool (n,)."""
         self._board = board
         self._query = query
         self._now_s = now_s
         self._digest_blocks = digest_blocks
+        self._barred = barred
         state, terms, best, figures = prices
         self._state, self._terms, self._figures = state, terms, figures
         self._fit, replicas = board.everywhere, board.replicas
@@ -152,6 +156,8 @@ class Field:
             return "not_pinned"
         if member.replica in query.exclude:
             return "excluded"
+        if self._barred is not None and self._barred[row]:
+            return "role"
         if self._state[row] == TOO_LONG:
             return "too_long"
         return member.unavailable(self._now_s) or "unheard"
@@ -225,12 +231,15 @@ class Scorer:
         optimistic: OptimisticEntries,
         router_boot: str,
         peers: Peers,
+        long_tokens: int,
     ) -> None:
+        """`long_tokens`: so much to compute makes a prompt long."""
         self._fleet = fleet
         self._ledger = ledger
         self._peers = peers
         self._optimistic = optimistic
         self._router_boot = router_boot
+        self._long_tokens = long_tokens
         self._pricer = pricer()
         self._boards: dict[str, Board] = {}
         self._roster_version = fleet.roster_version
@@ -250,8 +259,15 @@ class Scorer:
         depths = board.promised(self._optimistic, query.chain, digest_blocks)
         depths = self._marked(query, board, depths, now_s)
         asked, below = _asked(query, board), self._below(query, board)
-        prices = self._pricer.price(board.sheet, demand, asked, depths, digest_blocks, now_s, below)
-        return Field(board, query, now_s, digest_blocks, prices)
+
+        def price(asked: np.ndarray) -> Prices:
+            there = digest_blocks
+            return self._pricer.price(board.sheet, demand, asked, depths, there, now_s, below)
+
+        if query.pin is not None or not board.has_roles:
+            return Field(board, query, now_s, digest_blocks, price(asked))
+        prices, barred = price_by_role(board, query, asked, self._long_tokens, price)
+        return Field(board, query, now_s, digest_blocks, prices, barred)
 
     def _below(self, query: RouteQuery, board: Board) -> Below | None:
         """What lies below the devices; None where nobody shows any of it."""

@@ -57,6 +57,7 @@ class _Replica:
             "epoch": self.boot,
             "model": self.hello.model if self.hello else "",
             "device": self.hello.device if self.hello else "",
+            "role": self.hello.role if self.hello else "",
             "generation": self.generation,
             "seq": self.seq,
             "silent_ms": round(1e3 * (now_s - self.seen_s)),

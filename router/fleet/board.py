@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from events.load import OWN_ENGINE
+from events.load import DECODE, OWN_ENGINE, PREFILL
 from kvstore.identity import KeyChain
 from router.choice.reserve import SIZES, Booked
 from router.choice.sheet import Below, Sheet
@@ -44,6 +44,9 @@ class Board:
         self.table = self.sheet.table
         self.everywhere = np.arange(len(members))
         self.speeds = np.zeros((len(members), TIERS, 2))
+        self.prefill_only = np.array([member.hello.role == PREFILL for member in members], bool)
+        self.decode_only = np.array([member.hello.role == DECODE for member in members], bool)
+        self.has_roles = bool(self.prefill_only.any() or self.decode_only.any())
         self._reach: Reach | None = None
         self._seats: Seats | None = None
         self._slots: np.ndarray | None = None

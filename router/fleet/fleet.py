@@ -339,8 +339,9 @@ class Fleet:
         """Take in what the hello says; refuse the replica when it doesn't fit."""
         self._touch(member.replica)
         pool = pool_name(hello)
-        if pool != member.pool:
+        if pool != member.pool or hello.role != member.hello.role:
             self.roster_version += 1
+        if pool != member.pool:
             self._forget_digest(member)
             self.index.remove(member.replica)
             self.below.remove(member.replica)

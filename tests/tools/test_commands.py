@@ -52,6 +52,8 @@ def test_a_wrong_flag_is_refused_before_anything_starts(
     ("line", "words"),
     [
         ("up --replicas 65", "1 to 64"),
+        ("up --prefill 1", "some that answer"),
+        ("up --prefill 1 --decode 1 --kv-host off", "a store that all share"),
         ("up --cluster a.b", "--cluster: an id needs"),
         ("up --kv-host here", "--kv-host takes auto, inproc, off"),
         ("up --bridge", "--bridge needs a --backend"),

@@ -23,6 +23,7 @@ from configs.schema import (
     KvConfig,
     ModelConfig,
     ReplicaConfig,
+    Role,
     RouterConfig,
     TenantConfig,
 )
@@ -39,6 +40,7 @@ READY_S = 120.0
 LINK_S = 30.0
 LINK_POLL_S = 0.05
 RESTART_PAUSE_S = 1.0
+_LETTERS: dict[Role, str] = {"both": "r", "prefill": "p", "decode": "d"}
 _PORT = "WARMROUTE_ROUTER__PORT"
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -47,7 +49,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     """What the user may choose. Ports of 0 are picked by the system; further routers listen on the
-    ports behind `port`. A kvd is started where `kv` says "auto"."""
+    ports behind `port`. A kvd is started where `kv` says "auto". Beside the `replicas` that do
+    everything, so many of the other roles."""
 
     state: Path
     model: Path
@@ -57,6 +60,8 @@ class UpOptions:
     port: int = 8000
     bus_port: int = 0
     replicas: int = 2
+    prefill: int = 0
+    decode: int = 0
     routers: int = 1
     backends: tuple[str, ...] = ()
     backend_model: str = ""
@@ -89,9 +94,21 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def replica_roles(options: UpOptions) -> dict[str, Role]:
+    """r0, r1, ... that do everything, p0, ... for prefill, d0, ... for decode."""
+    counts: dict[Role, int] = {
+        "both": options.replicas,
+        "prefill": options.prefill,
+        "decode": options.decode,
+    }
+    return {
+        f"{_LETTERS[role]}{index}": role for role, count in counts.items() for index in range(count)
+    }
+
+
 def replica_names(options: UpOptions) -> tuple[str, ...]:
-    """r0, r1, ..."""
-    return tuple(f"r{index}" for index in range(options.replicas))
+    """Of all roles."""
+    return tuple(replica_roles(options))
 
 
 def backend_names(options: UpOptions) -> tuple[str, ...]:
@@ -130,7 +147,7 @@ def kv_config(options: UpOptions, state: ClusterState) -> KvConfig:
     kv = options.kv
     if kv.host != "auto":
         return kv
-    if not options.replicas:
+    if not replica_names(options):
         return msgspec.structs.replace(kv, host="off")
     size = kv.host_bytes
     if size == KvConfig().host_bytes:
@@ -141,8 +158,8 @@ def kv_config(options: UpOptions, state: ClusterState) -> KvConfig:
 def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> ClusterConfig:
     """The cluster file's content. Bus credentials are not in it: each child gets its own."""
     replicas = tuple(
-        ReplicaConfig(id=name, **options.replica_settings)  # type: ignore[arg-type]
-        for name in replica_names(options)
+        ReplicaConfig(id=name, role=role, **options.replica_settings)  # type: ignore[arg-type]
+        for name, role in replica_roles(options).items()
     )
     return ClusterConfig(
         cluster=options.cluster,
@@ -253,7 +270,7 @@ class LocalCluster:
         return Child(name, module, args, environ, log)
 
     async def _start_kvd(self) -> None:
-        if self._options.kv.host != "auto" or not self._options.replicas:
+        if self._options.kv.host != "auto" or not replica_names(self._options):
             return
         kv = kv_config(self._options, self.state)
         self._kvd = self._child("kvd", "kvstore.kvd", BusConfig())
@@ -263,12 +280,13 @@ class LocalCluster:
 
     async def _start_replicas(self) -> None:
         assert self._nats is not None
-        if not self._options.replicas:
+        names = replica_names(self._options)
+        if not names:
             return
-        self._say(f"replicas {self._options.replicas} starting (loading the model)")
+        self._say(f"replicas {len(names)} starting (loading the model)")
         self._replicas = [
             self._child(name, "replica.server", self._nats.replica(name), ("--replica", name))
-            for name in replica_names(self._options)
+            for name in names
         ]
         if self._remote is not None:
             for child in self._replicas:

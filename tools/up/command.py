@@ -21,6 +21,7 @@ from tools.up.cluster import LocalCluster, UpOptions
 from tools.up.state import default_folder
 
 DEFAULT_NAME = "smollm2-135m-instruct"
+DEFAULT_REPLICAS = 2
 REPLICAS_MAX = 64
 ROUTERS_MAX = 16
 
@@ -50,7 +51,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help=f"where the gateway listens {default}")
     add("--port", type=port, default=8000, help=f"the first gateway's port, 0: any free {default}")
     add("--bus-port", type=port, default=0, help="nats-server's port (default: any free)")
-    add("--replicas", type=natural, default=2, help=f"how many, up to {REPLICAS_MAX} {default}")
+    add(
+        "--replicas",
+        type=natural,
+        help=f"how many, up to {REPLICAS_MAX} (default: 2, none where the others have roles)",
+    )
+    add("--prefill", type=natural, default=0, help="replicas that compute prompts for others")
+    add("--decode", type=natural, default=0, help="replicas that answer, by KV computed elsewhere")
     add("--routers", type=positive, default=1, help=f"how many, up to {ROUTERS_MAX} {default}")
     add("--model", type=Path, help=f"a GGUF file or a safetensors folder (default: {DEFAULT_NAME})")
     add("--model-name", help="what clients call the model (default: its file's name)")
@@ -111,9 +118,19 @@ def _parser() -> argparse.ArgumentParser:
 def options_of(argv: Sequence[str]) -> UpOptions:
     """Flags to options. Raises CommandError."""
     flags = _parser().parse_args(argv)
-    if flags.replicas > REPLICAS_MAX:
-        raise CommandError(f"--replicas takes 1 to {REPLICAS_MAX}")
-    if not flags.replicas and not flags.backend:
+    if flags.replicas is None:
+        flags.replicas = 0 if flags.prefill + flags.decode else DEFAULT_REPLICAS
+    if flags.replicas + flags.prefill + flags.decode > REPLICAS_MAX:
+        raise CommandError(f"--replicas takes 1 to {REPLICAS_MAX}, all roles together")
+    if flags.prefill and not flags.decode + flags.replicas:
+        raise CommandError("--prefill needs some that answer: --decode or --replicas")
+    if (
+        flags.prefill
+        and flags.kv_host in ("inproc", "off")
+        and not (flags.remote or flags.kv_remote)
+    ):
+        raise CommandError("--prefill needs a store that all share: --kv-host auto, or --remote")
+    if not flags.replicas + flags.decode and not flags.backend:
         raise CommandError("--replicas 0 needs a --backend")
     if flags.bridge and not flags.backend:
         raise CommandError("--bridge needs a --backend")
@@ -144,6 +161,8 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         port=flags.port,
         bus_port=flags.bus_port,
         replicas=flags.replicas,
+        prefill=flags.prefill,
+        decode=flags.decode,
         routers=flags.routers,
         backends=tuple(flags.backend),
         backend_model=flags.backend_model,
