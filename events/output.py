@@ -40,13 +40,16 @@ class Stamps(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CoreFinish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a child ended. `error` is set exactly when `reason` is "error"."""
+    """How a child ended. `error` is set exactly when `reason` is "error". `written_blocks`: the
+    leading blocks of its prompt that were in the store when it ended, where it was to write them.
+    """
 
     reason: str
     error: CoreError | None = None
     stop_reason: str | int | None = None
     stamps: Stamps | None = None
     recomputed_tokens: int = 0
+    written_blocks: int = 0
 
 
 class CoreDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):

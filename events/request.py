@@ -70,6 +70,10 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     `progress` is empty, or one entry for each of `n` children: then they go on where another
     replica broke off. What the client has counts as output (limits, penalties, positions), and
     deltas hold only what follows; their usage counts everything.
+
+    `write_to`: no answer is wanted. The prompt is computed, and its full blocks are written to the
+    store of that name in the replica's hello; the end, without a token, comes once that is done or
+    can't be, and says how many are there. `max_tokens` and `n` are 1 then.
     """
 
     request_id: str
@@ -91,6 +95,7 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     predicted_cached_tokens: int = 0
     believed_queue_tokens: int | None = None
     progress: tuple[ChildProgress, ...] = ()
+    write_to: str = ""
 
     def token_ids(self) -> np.ndarray:
         """The prompt as uint32, shape (prompt_tokens,). Raises ValueError on a ragged buffer."""

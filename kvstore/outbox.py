@@ -6,7 +6,7 @@ A block that is not written costs somebody a recompute; a writer that makes othe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import Condition
 from typing import Generic, TypeVar
 
@@ -14,11 +14,13 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """Filled from any thread, emptied by one. `dropped` counts what found no room."""
+    """Filled from any thread, emptied by one. `dropped` counts what found no room. `on_lost` is
+    told of every item that nobody will take: with a lock held, so it must not call back."""
 
-    def __init__(self, max_items: int) -> None:
+    def __init__(self, max_items: int, on_lost: Callable[[T], None] | None = None) -> None:
         self.dropped = 0
         self._max_items = max_items
+        self._on_lost = on_lost
         self._items: deque[T] = deque()
         self._changed = Condition()
         self._closed = False
@@ -30,11 +32,12 @@ class Outbox(Generic[T]):
     def put(self, items: Iterable[T]) -> None:
         """Never waits."""
         with self._changed:
-            if self._closed:
-                return
             self._items.extend(items)
+            if self._closed:
+                self._lose_all()
+                return
             while len(self._items) > self._max_items:
-                self._items.popleft()
+                self._lose(self._items.popleft())
                 self.dropped += 1
             self._changed.notify_all()
 
@@ -58,12 +61,20 @@ class Outbox(Generic[T]):
     def clear(self) -> None:
         """Forget what waits."""
         with self._changed:
-            self._items.clear()
+            self._lose_all()
             self._changed.notify_all()
 
     def close(self) -> None:
         """Forget what waits; idempotent."""
         with self._changed:
             self._closed = True
-            self._items.clear()
+            self._lose_all()
             self._changed.notify_all()
+
+    def _lose_all(self) -> None:
+        while self._items:
+            self._lose(self._items.popleft())
+
+    def _lose(self, item: T) -> None:
+        if self._on_lost is not None:
+            self._on_lost(item)

@@ -97,7 +97,9 @@ class EngineThread:
     def start(self) -> None:
         """Start the thread, and the tiers' threads before it."""
         if self._tiers is not None:
-            self._tiers.attach(self._landed, lambda: self._load.prefill, self._generation)
+            self._tiers.attach(
+                self._landed, lambda: self._load.prefill, self._generation, self._written
+            )
             self._tiers.start()
         self._thread.start()
 
@@ -166,6 +168,10 @@ class EngineThread:
     def _landed(self, child: ChildId, blocks: int) -> None:
         """The terminal event of a load, from any thread."""
         self._post(partial(self.scheduler.landed, child, blocks))
+
+    def _written(self, child: ChildId, blocks: int) -> None:
+        """The terminal event of a write, from any thread."""
+        self._post(partial(self.scheduler.written, child, blocks))
 
     def _generation(self, block: int) -> int:
         return self.scheduler.cache.pool.generation(block)

@@ -27,7 +27,7 @@ class EngineRequest:
     `eos_ids` end the child unless `params.ignore_eos`. `output`: tokens that it has put out
     already, elsewhere; it goes on behind them as after a preemption. `salt` and
     `public_cut_blocks`: what `chain` was made with. `grammar`: where it stands in the grammar of
-    `params`, behind `output`; from here on the engine's own.
+    `params`, behind `output`; from here on the engine's own. `write_to`: as of CoreRequest.
     """
 
     child: ChildId
@@ -50,6 +50,7 @@ class EngineRequest:
     salt: bytes = b""
     public_cut_blocks: int = 0
     grammar: GrammarState | None = None
+    write_to: str = ""
 
     @property
     def known_tokens(self) -> int:
@@ -59,7 +60,8 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChildOutput:
-    """What one step gave to one child. `finish` is one of events.output.FINISH_*, or None."""
+    """What one step gave to one child. `finish` is one of events.output.FINISH_*, or None.
+    `written_blocks`: as of CoreFinish."""
 
     child: ChildId
     token_ids: tuple[int, ...]
@@ -71,6 +73,7 @@ class ChildOutput:
     scheduled_s: float = 0.0
     recomputed_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    written_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,9 @@ class EngineTiers(Tiers, Protocol):
         landed: Callable[[ChildId, int], None],
         prefill: Callable[[], PrefillFit],
         generation: Callable[[int], int],
+        written: Callable[[ChildId, int], None],
     ) -> None:
-        """What they need of the engine; all three may be called on any thread."""
+        """What they need of the engine; all of it may be called on any thread."""
 
     def start(self) -> None:
         """Start helper threads."""

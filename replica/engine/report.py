@@ -16,11 +16,11 @@ def report(
     failed_plans: int,
     broken_invariants: int,
 ) -> EngineLoad:
-    """A snapshot of everything; `running` counts whoever has blocks, loading and held too."""
+    """A snapshot of everything; `running` counts whoever has blocks, in whatever state."""
     pool, table, timing = scheduler.cache.pool, scheduler.table, scheduler.timing
     return EngineLoad(
         waiting=len(table.waiting),
-        running=len(table.running) + len(table.loading) + len(table.held),
+        running=sum(map(len, (table.running, table.loading, table.held, table.writing))),
         queued_prefill_tokens=scheduler.queued_prefill_tokens(),
         running_context_tokens=scheduler.running_context_tokens(),
         free_blocks=pool.count(BlockState.FREE),

@@ -70,7 +70,18 @@ def check_request(request: CoreRequest, limits: Limits) -> Ids:
     if not prompt:
         refuse("The prompt is empty.", "empty_prompt", "prompt")
     _check_length(len(prompt), request.sampling.max_tokens, limits.context_tokens)
+    _check_write(request)
     return Ids(prompt, _check_progress(request, limits.vocab_size))
+
+
+def _check_write(request: CoreRequest) -> None:
+    """Blocks alone: whatever would shape an answer has no place here."""
+    params = request.sampling
+    answers = params.max_tokens > 1 or params.n > 1 or params.prompt_logprobs is not None
+    if len(request.write_to) > MAX_ID_CHARACTERS or (
+        request.write_to and (answers or request.progress or params.grammar is not None)
+    ):
+        refuse("Nothing can be answered beside 'write_to'.", param="write_to")
 
 
 def _check_progress(request: CoreRequest, vocab_size: int) -> tuple[tuple[int, ...] | None, ...]:

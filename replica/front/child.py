@@ -24,6 +24,7 @@ class Child:
         "_recomputed_tokens",
         "_scheduled_s",
         "_stream",
+        "_written_blocks",
         "attempt",
         "id",
         "index",
@@ -36,6 +37,7 @@ class Child:
         self._stream = stream
         self._cached_tokens = 0
         self._recomputed_tokens = 0
+        self._written_blocks = 0
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._scheduled_s: float | None = None
         self._first_token_s: float | None = None
@@ -72,6 +74,7 @@ class Child:
     def _note(self, output: ChildOutput, now_s: float) -> None:
         self._cached_tokens = output.cached_tokens
         self._recomputed_tokens = output.recomputed_tokens
+        self._written_blocks = output.written_blocks
         self._prompt_logprobs += output.prompt_logprobs
         if self._scheduled_s is None and output.scheduled_s > 0:
             self._scheduled_s = output.scheduled_s
@@ -105,6 +108,7 @@ class Child:
                 self._since_receipt_ms(now_s, now_s),
             ),
             recomputed_tokens=self._recomputed_tokens,
+            written_blocks=self._written_blocks,
         )
         return self._delta(piece, finish)
 

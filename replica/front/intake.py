@@ -241,6 +241,7 @@ class Intake:
             salt=request.salt,
             public_cut_blocks=request.public_cut_blocks,
             grammar=grammar,
+            write_to=request.write_to,
             skip_cache_read=request.sampling.prompt_logprobs is not None,
         )
 

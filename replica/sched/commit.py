@@ -126,22 +126,23 @@ class Committer:
 
     def _offer(self, request: Request, node: Node, loaded: bool) -> None:
         """A block that was computed here may be of use in the tiers below."""
-        tiers, index = self._lifecycle.tiers, len(request.nodes) - 1
-        if tiers is None or loaded or len(node.copies) > 1:
-            return
-        block, spec = request.blocks[index], request.spec
-        tiers.stored(
-            StoredBlock(
-                tenant=spec.tenant,
-                salt=spec.salt,
-                public_cut_blocks=spec.public_cut_blocks,
-                index=index,
-                before=request.key_before(index),
-                key=node.key,
-                tokens=node.tokens,
-                block=block,
-                generation=self._lifecycle.cache.pool.generation(block),
-            )
+        tiers = self._lifecycle.tiers
+        if tiers is not None and not loaded and len(node.copies) == 1:
+            tiers.stored(self._stored(request, len(request.nodes) - 1))
+
+    def _stored(self, request: Request, index: int) -> StoredBlock:
+        """A published block of it, as the tiers are told of it."""
+        block, node, spec = request.blocks[index], request.nodes[index], request.spec
+        return StoredBlock(
+            tenant=spec.tenant,
+            salt=spec.salt,
+            public_cut_blocks=spec.public_cut_blocks,
+            index=index,
+            before=request.key_before(index),
+            key=node.key,
+            tokens=node.tokens,
+            block=block,
+            generation=self._lifecycle.cache.pool.generation(block),
         )
 
     def _block(self, request: Request, index: int) -> bytes:
@@ -162,6 +163,11 @@ class Committer:
         self, request: Request, result: RowResult, token_id: int, stopped: bool, whole: bool
     ) -> None:
         finish = FINISH_STOP if whole else FINISH_LENGTH if request.remaining <= 0 else None
+        if request.spec.write_to and finish is not None:
+            indexes = range(len(request.nodes))
+            blocks = tuple([self._stored(request, index) for index in indexes])
+            self._lifecycle.write_out(request, blocks)
+            return
         output = ChildOutput(
             child=request.child,
             token_ids=(token_id,),

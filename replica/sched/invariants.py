@@ -28,6 +28,7 @@ def _check_lists(scheduler: Scheduler, requests: list[Request]) -> None:
         (State.LOADING, table.loading),
         (State.RUNNING, table.running),
         (State.HELD, table.held),
+        (State.WRITING, table.writing),
     ):
         listed = sorted((r for r in requests if r.state is state), key=lambda r: r.rank)
         require(listed == members, f"{state.name} requests are listed in service order")
@@ -52,10 +53,10 @@ def _check_flight(scheduler: Scheduler, requests: list[Request]) -> None:
         require(request.in_flight == len(flying), "rows in flight are counted right")
         if request.state in (State.DRAINING, State.ABORTING, State.FINISHING):
             waits = request.in_flight > 0 or request.transfers > 0
-            require(waits, "leaving requests only wait for rows in flight and loads")
-        loading = request.state is State.LOADING
-        require(request.transfers <= 1 and request.transfers >= loading, "loads are counted right")
-        require(not (request.transfers and request.in_flight), "no row while a load is under way")
+            require(waits, "leaving requests only wait for rows in flight and transfers")
+        moving = request.state in (State.LOADING, State.WRITING)
+        require(moving <= request.transfers <= 1, "transfers are counted right")
+        require(not (request.transfers and request.in_flight), "no row while blocks are moved")
         sampled = sum(row.sample is not None for row in flying)
         require(request.placeholders == sampled, "a placeholder for each sampled row in flight")
         for row in flying:

@@ -1,24 +1,27 @@
 """How requests come, pause, lose their KV and go. The only place that releases blocks.
 
 Every request that `add` takes in gets exactly one output with `finish` set, here or in a commit.
-What has rows in flight, or a load under way, is settled when these come back.
+What has rows in flight, or blocks on the move, is settled when these come back.
 """
 
 from __future__ import annotations
 
 from events.errors import CoreError
-from events.output import FINISH_ABORT, FINISH_ERROR
+from events.output import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH
 from replica.cache.prefix import PrefixCache
 from replica.engine.messages import ChildOutput
 from replica.sched.lengths import OutputLengths
 from replica.sched.plan import ChildId
 from replica.sched.request import Request, State
 from replica.sched.table import RequestTable
-from replica.sched.tiers import Tiers
+from replica.sched.tiers import StoredBlock, Tiers
 
 
 def output_of(
-    request: Request, finish: str | None = None, error: CoreError | None = None
+    request: Request,
+    finish: str | None = None,
+    error: CoreError | None = None,
+    written_blocks: int = 0,
 ) -> ChildOutput:
     """An output without tokens."""
     return ChildOutput(
@@ -30,6 +33,7 @@ def output_of(
         error=error,
         scheduled_s=request.scheduled_s,
         recomputed_tokens=request.recomputed_tokens,
+        written_blocks=written_blocks,
     )
 
 
@@ -56,7 +60,7 @@ class Lifecycle:
         if request is None or request.over or request.on_hold:
             return
         request.on_hold = True
-        if request.state not in (State.DRAINING, State.LOADING):
+        if request.state not in (State.DRAINING, State.LOADING, State.WRITING):
             self.table.move(request, State.HELD)
 
     def resume(self, child: ChildId) -> None:
@@ -89,6 +93,19 @@ class Lifecycle:
         if self.tiers is not None:
             self.tiers.drop(request.child)
         self.settle(request)
+
+    def write_out(self, request: Request, blocks: tuple[StoredBlock, ...]) -> None:
+        """It is computed; its end waits until its blocks are written, as far as they can be."""
+        if self.tiers is None:
+            self.wrote(request, 0)
+            return
+        request.transfers += 1
+        self.table.move(request, State.WRITING)
+        self.tiers.write_out(request.child, request.spec.write_to, blocks)
+
+    def wrote(self, request: Request, blocks: int) -> None:
+        """So many of its blocks are in the store: the end of a request without an answer."""
+        self.end(request, output_of(request, FINISH_LENGTH, written_blocks=blocks))
 
     def preempt(self, request: Request) -> None:
         """Take its KV away; it will be computed again, mostly from the cache.

@@ -19,17 +19,19 @@ _NO_IDS: tuple[int, ...] = ()
 
 
 class State(Enum):
-    """QUEUED > (LOADING) > RUNNING <> HELD; RUNNING > DRAINING > QUEUED; ABORTING > GONE;
-    FINISHING > GONE.
+    """QUEUED > (LOADING) > RUNNING <> HELD; RUNNING > DRAINING > QUEUED; RUNNING > (WRITING) >
+    FINISHING > GONE; ABORTING > GONE.
 
-    LOADING waits for blocks from the tiers below. DRAINING, ABORTING and FINISHING wait for rows in
-    flight and for loads, and pass at once when there are none.
+    LOADING waits for blocks from the tiers below, WRITING for its own to be there. DRAINING,
+    ABORTING and FINISHING wait for rows in flight and for both of these, and pass at once when
+    there are none.
     """
 
     QUEUED = auto()
     LOADING = auto()
     RUNNING = auto()
     HELD = auto()
+    WRITING = auto()
     DRAINING = auto()
     ABORTING = auto()
     FINISHING = auto()

@@ -157,6 +157,21 @@ class Scheduler:
             self.table.move(request, State.HELD if request.on_hold else State.RUNNING)
         self.lifecycle.settle(request)
 
+    def written(self, child: ChildId, blocks: int) -> None:
+        """The one terminal event of what a child had written out: so many leading blocks of its
+        prompt are in the store.
+
+        Raises InvariantError when none of that child was under way.
+        """
+        request = self.table.get(child)
+        if request is None or not request.transfers:
+            raise InvariantError(f"no write of child {child} is under way")
+        request.transfers -= 1
+        if not request.over:
+            self.lifecycle.wrote(request, blocks)
+        else:
+            self.lifecycle.settle(request)
+
     def take_outputs(self) -> tuple[ChildOutput, ...]:
         """Outputs since the last call, at most one per child if called after each phase."""
         outputs = tuple(self.lifecycle.outputs)

@@ -18,8 +18,22 @@ _rank = attrgetter("rank")
 _MOVES = {
     State.QUEUED: {State.LOADING, State.RUNNING, State.HELD, State.ABORTING, State.FINISHING},
     State.LOADING: {State.RUNNING, State.HELD, State.ABORTING, State.FINISHING},
-    State.RUNNING: {State.HELD, State.DRAINING, State.ABORTING, State.FINISHING},
-    State.HELD: {State.QUEUED, State.RUNNING, State.DRAINING, State.ABORTING, State.FINISHING},
+    State.RUNNING: {
+        State.HELD,
+        State.WRITING,
+        State.DRAINING,
+        State.ABORTING,
+        State.FINISHING,
+    },
+    State.HELD: {
+        State.QUEUED,
+        State.RUNNING,
+        State.WRITING,
+        State.DRAINING,
+        State.ABORTING,
+        State.FINISHING,
+    },
+    State.WRITING: {State.ABORTING, State.FINISHING},
     State.DRAINING: {State.QUEUED, State.HELD, State.ABORTING, State.FINISHING},
     State.ABORTING: {State.GONE},
     State.FINISHING: {State.GONE},
@@ -28,13 +42,15 @@ _MOVES = {
 
 
 class RequestTable:
-    """`waiting`, `loading`, `running` and `held` are sorted by rank; treat them as read-only."""
+    """`waiting`, `loading`, `running`, `held` and `writing` are sorted by rank; treat them as
+    read-only."""
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []
         self.loading: list[Request] = []
         self.running: list[Request] = []
         self.held: list[Request] = []
+        self.writing: list[Request] = []
         self.waiting_tokens = 0
         self.waiting_hit_tokens = 0
         self._requests: dict[ChildId, Request] = {}
@@ -43,6 +59,7 @@ class RequestTable:
             State.LOADING: self.loading,
             State.RUNNING: self.running,
             State.HELD: self.held,
+            State.WRITING: self.writing,
         }
 
     def __len__(self) -> int:

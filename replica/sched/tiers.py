@@ -82,3 +82,10 @@ class Tiers(Protocol):
 
     def used(self, keys: tuple[bytes, ...]) -> None:
         """A request found these blocks on the device."""
+
+    def write_out(self, child: ChildId, store: str, blocks: tuple[StoredBlock, ...]) -> None:
+        """Have these leading blocks of a prompt in the store, those that are there already too.
+
+        They stay leased until `Scheduler.written` is called for it, on the engine thread: exactly
+        once, soon after the time that a write may take at most, with how many are there then.
+        """

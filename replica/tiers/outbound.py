@@ -1,8 +1,9 @@
 """Blocks on their way out: through to the host's tier at once, behind to the remote one later.
 
 A block is gathered from the device without holding it: it is written only if the pool's generation
-says that it was the same block before and after the copy. The remote tier gets what is used twice.
-Queues are bounded and drop what waited longest; the engine's thread never waits.
+says that it was the same block before and after the copy. The remote tier gets what is used twice,
+and what somebody waits for: such a write ends exactly once, told what is there then. Queues are
+bounded and drop what waited longest; the engine's thread never waits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Protocol
 from kvstore.identity import BlockIdentity, Lineage, Namespace
 from kvstore.level import Level
 from kvstore.outbox import Outbox
+from replica.sched.plan import ChildId
 from replica.sched.tiers import StoredBlock
 from replica.tiers.mover import BlockMover
 from replica.tiers.spotcheck import SpotCheck
@@ -47,8 +49,23 @@ class OutSettings:
     write_s: float = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOut:
+    """Leading blocks of a child's prompt that somebody waits for."""
+
+    child: ChildId
+    level: Level
+    blocks: tuple[StoredBlock, ...]
+    deadline: float
+
+
+Near = StoredBlock | tuple[bytes, ...] | WriteOut
+"""What goes through the nearer queue; keys are those of blocks that were used once more."""
+
+
 class Outbound:
-    """`generation` must be set before the first block comes. `near` and `far` may be missing."""
+    """`generation` and `written` must be set before the first block comes; the latter is told the
+    end of each write that is waited for, on any thread. `near` and `far` may be missing."""
 
     def __init__(
         self,
@@ -63,6 +80,7 @@ class Outbound:
         settings: OutSettings,
     ) -> None:
         self.generation: Callable[[int], int] = lambda block: -1
+        self.written: Callable[[ChildId, int], None] = lambda child, blocks: None
         self.skipped: Counter[str] = Counter()
         self._near_level = near
         self._far_level = far
@@ -73,8 +91,8 @@ class Outbound:
         self._cluster_key = cluster_key
         self._namespace = namespace
         self._settings = settings
-        self._near: Outbox[StoredBlock | tuple[bytes, ...]] = Outbox(MAX_NEAR)
-        self._far: Outbox[StoredBlock] = Outbox(MAX_FAR)
+        self._near: Outbox[Near] = Outbox(MAX_NEAR, self._lost)
+        self._far: Outbox[StoredBlock | WriteOut] = Outbox(MAX_FAR, self._lost)
         self._remembered: OrderedDict[bytes, StoredBlock] = OrderedDict()
         self._threads = [
             Thread(target=self._run_near, name="kv-write-near", daemon=True),
@@ -105,6 +123,11 @@ class Outbound:
         if self._far_level is not None:
             self._near.put([keys])
 
+    def write_out(self, child: ChildId, level: Level, blocks: tuple[StoredBlock, ...]) -> None:
+        """Have all of them in one of the levels; what was said before is written before."""
+        deadline = time.monotonic() + self._settings.write_s
+        self._near.put([WriteOut(child, level, blocks, deadline)])
+
     def drain(self, timeout_s: float) -> bool:
         """Whether everything was written, or given up, within the time."""
         until = time.monotonic() + timeout_s
@@ -124,17 +147,50 @@ class Outbound:
         while items := self._near.take(BATCH_BLOCKS):
             blocks = [item for item in items if isinstance(item, StoredBlock)]
             self._guard(self._near_level, blocks)
+            waited_for = [item for item in items if isinstance(item, WriteOut)]
+            for item in waited_for:
+                if item.level is self._near_level:
+                    self._serve(item)
             if self._far_level is not None:
                 self._far.put(self._twice_used(items))
+                self._far.put(item for item in waited_for if item.level is self._far_level)
 
     def _run_far(self) -> None:
-        while blocks := self._far.take(BATCH_BLOCKS):
-            self._guard(self._far_level, blocks)
+        while items := self._far.take(BATCH_BLOCKS):
+            self._guard(self._far_level, [item for item in items if isinstance(item, StoredBlock)])
+            for item in items:
+                if isinstance(item, WriteOut):
+                    self._serve(item)
 
-    def _twice_used(self, items: Sequence[StoredBlock | tuple[bytes, ...]]) -> list[StoredBlock]:
+    def _serve(self, item: WriteOut) -> None:
+        """Write what is missing, and tell what is there."""
+        level, there = item.level, 0
+        keys = [block.key for block in item.blocks]
+        try:
+            there = level.holds(keys, 0, item.deadline)
+            missing = item.blocks[there:]
+            for start in range(0, len(missing), BATCH_BLOCKS):
+                if not level.usable or time.monotonic() >= item.deadline:
+                    break
+                self._write(level, missing[start : start + BATCH_BLOCKS], item.deadline)
+            if missing:
+                there = level.holds(keys, 0, item.deadline)
+        except Exception as error:
+            log.error("writing a prompt out failed: %s", type(error).__name__)
+            self.skipped["fault"] += 1
+        self.written(item.child, there)
+
+    def _lost(self, item: Near) -> None:
+        """It found no room, or nobody writes any more."""
+        if isinstance(item, WriteOut):
+            self.written(item.child, 0)
+
+    def _twice_used(self, items: Sequence[Near]) -> list[StoredBlock]:
         """What the remote tier shall have from now on."""
         found = []
         for item in items:
+            if isinstance(item, WriteOut):
+                continue
             if isinstance(item, StoredBlock):
                 self._remember(item)
                 keys: tuple[bytes, ...] = (item.key,)
@@ -151,15 +207,16 @@ class Outbound:
             self._remembered.popitem(last=False)
 
     def _guard(self, level: Level | None, blocks: Sequence[StoredBlock]) -> None:
+        if not blocks:
+            return
         try:
-            self._write(level, blocks)
+            self._write(level, blocks, time.monotonic() + self._settings.write_s)
         except Exception as error:
             # A fault of ours costs these blocks, not the thread.
             log.error("writing blocks failed: %s", type(error).__name__)
             self.skipped["fault"] += len(blocks)
 
-    def _write(self, level: Level | None, blocks: Sequence[StoredBlock]) -> None:
-        deadline = time.monotonic() + self._settings.write_s
+    def _write(self, level: Level | None, blocks: Sequence[StoredBlock], deadline: float) -> None:
         due = [block for block in blocks if self._spot.awaits(block.key)]
         if level is None or not level.usable:
             if level is not None:

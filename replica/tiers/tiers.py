@@ -31,6 +31,7 @@ class ReplicaTiers:
         """`shown`: the levels that readers are told of, by the names of their stores."""
         self.names = tuple(name for name, _ in shown)
         self._shown = [level for _, level in shown]
+        self._named = {name: level for name, level in shown if name}
         self.cascade = cascade
         self.loader = loader
         self.outbound = outbound
@@ -42,12 +43,14 @@ class ReplicaTiers:
         landed: Callable[[ChildId, int], None],
         prefill: Callable[[], PrefillFit],
         generation: Callable[[int], int],
+        written: Callable[[ChildId, int], None],
     ) -> None:
-        """`landed` takes terminal events from any thread; `prefill` and `generation` are the
-        engine's speed and the pool's block generations, read on any thread."""
+        """`landed` and `written` take terminal events from any thread; `prefill` and `generation`
+        are the engine's speed and the pool's block generations, read on any thread."""
         self.loader.landed = landed
         self.loader.prefill = prefill
         self.outbound.generation = generation
+        self.outbound.written = written
 
     def start(self) -> None:
         """Start the helper threads."""
@@ -93,6 +96,14 @@ class ReplicaTiers:
         """See Tiers.used."""
         if not self._resting:
             self.outbound.used(keys)
+
+    def write_out(self, child: ChildId, store: str, blocks: tuple[StoredBlock, ...]) -> None:
+        """See Tiers.write_out. Nothing is written to a store that isn't ours."""
+        level = None if self._resting else self._named.get(store)
+        if level is None:
+            self.outbound.written(child, 0)
+        else:
+            self.outbound.write_out(child, level, blocks)
 
     def clear(self) -> None:
         """Delete what each shown level is known to hold, and forget what waits to be written."""

@@ -28,6 +28,8 @@ class FakeTiers:
         self.dropped: list[ChildId] = []
         self.uses: list[bytes] = []
         self.landed: Callable[[ChildId, int], None] = lambda child, blocks: None
+        self.writing: dict[ChildId, tuple[str, tuple[StoredBlock, ...]]] = {}
+        self.written: Callable[[ChildId, int], None] = lambda child, blocks: None
         self._runner = runner
 
     def look(self, wanted: Wanted) -> None:
@@ -53,6 +55,20 @@ class FakeTiers:
     def used(self, keys: Sequence[bytes]) -> None:
         self.uses += keys
 
+    def write_out(self, child: ChildId, store: str, blocks: tuple[StoredBlock, ...]) -> None:
+        assert child not in self.writing
+        self.writing[child] = store, blocks
+
+    def wrote(self, child: ChildId, most: int = 1_000) -> int:
+        """The terminal event of one write: its blocks are as they were computed, and so many of
+        them are in the store."""
+        _, blocks = self.writing.pop(child)
+        for block in blocks[:most]:
+            name = block.key, block.index, block.tokens
+            self.kept[name] = list(self._runner.kv[block.block])
+        self.written(child, min(most, len(blocks)))
+        return min(most, len(blocks))
+
     def finish(self, child: ChildId, most: int = 1_000) -> int:
         """The terminal event of one load, with at most so many blocks; returns how many came."""
         wanted, blocks = self.open.pop(child)
@@ -77,3 +93,5 @@ class FakeTiers:
     def finish_all(self) -> None:
         for child in list(self.open):
             self.finish(child)
+        for child in list(self.writing):
+            self.wrote(child)

@@ -55,6 +55,8 @@ class Driver:
         )
         # Tenants that ask for the same share their blocks, as those of a public prefix do.
         fields = {"skip_cache_read": skip, "tenant": f"t{wanted % 3}", "priority": length % 7 // 5}
+        if wanted == 1 and length % 2:
+            fields["write_to"] = "a store"
         return self.bench.add(prompt, params, **fields)
 
     def begin(self) -> None:
@@ -113,6 +115,9 @@ class Driver:
         tiers = self.bench.tiers
         if tiers is not None and tiers.open:
             tiers.finish(next(iter(tiers.open)), blocks)
+        elif tiers is not None and tiers.writing:
+            tiers.wrote(next(iter(tiers.writing)), blocks)
+            self.bench.collect()
 
     def check(self) -> None:
         scheduler = self.bench.scheduler

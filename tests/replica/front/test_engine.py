@@ -160,3 +160,14 @@ async def test_a_dead_engine_ends_its_requests_and_shows_in_health() -> None:
             assert (await front.get("/health"))[0] == 503
             await router.send(request("after"))
             assert (await router.answer("after")).finish.reason == "error"
+
+
+async def test_a_prompt_that_is_only_computed_ends_without_a_token() -> None:
+    with engines() as made:
+        async with rig(engine_over=made) as front:
+            router = await front.dial()
+            await router.send(request(prompt=(1,) * 12, max_tokens=1, write_to="nowhere"))
+            answer = await router.answer()
+            assert (answer.text, answer.token_ids, answer.finish.reason) == ("", (), "length")
+            assert answer.finish.written_blocks == 0
+            assert answer.deltas[-1].usage.prompt_tokens == 12

@@ -484,6 +484,10 @@ async def test_S1_random_bytes_at_the_port_harm_nobody() -> None:
         {"progress": (ChildProgress(b"\xff\xff\xff\xff"),)},
         {"progress": (ChildProgress(bytes(4 * 16)),)},
         {"progress": (ChildProgress(b"a\0\0\0b\0\0\0"),), "stop": ("ab",)},
+        {"write_to": "host", "max_tokens": 2},
+        {"write_to": "host", "max_tokens": 1, "n": 2},
+        {"write_to": "host", "max_tokens": 1, "prompt_logprobs": 1},
+        {"write_to": "x" * 1000, "max_tokens": 1},
     ],
 )
 async def test_what_can_not_be_served_is_refused_and_the_next_request_works(changes) -> None:

@@ -102,6 +102,7 @@ class Bench:
         )
         if self.tiers is not None:
             self.tiers.landed = self.scheduler.landed
+            self.tiers.written = self.scheduler.written
         self.specs: dict[int, EngineRequest] = {}
         self.outputs: dict[int, list[ChildOutput]] = {}
         self.now_s = 1.0
@@ -162,7 +163,8 @@ class Bench:
     def run(self, limit: int = 2_000) -> int:
         """Step until nothing is left to do; returns the number of plans."""
         idle = plans = 0
-        while self.scheduler.runnable or self.scheduler.table.loading:
+        table = self.scheduler.table
+        while self.scheduler.runnable or table.loading or table.writing:
             if self.tiers is not None:
                 self.tiers.finish_all()
             planned = self.step() is not None
@@ -213,7 +215,8 @@ class Bench:
 
     def wanted(self, child: int) -> list[int]:
         """What a plain run of the child alone would put out."""
-        return plain_run(self.specs[child], self.runner)
+        spec = self.specs[child]
+        return [] if spec.write_to else plain_run(spec, self.runner)
 
     def assert_right(self, *children: int) -> None:
         """The children ended by themselves with exactly the plain run's tokens."""
