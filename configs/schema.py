@@ -253,7 +253,8 @@ class RouterConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     nothing was sent on it for `keepalive_s`, waiting for its turn included. `tls`: serve HTTPS.
 
     Where replicas have roles: a prompt of which fewer than `split_min_tokens` must be computed is
-    short, and never worth a hand-off from one that computes to one that answers.
+    short, and never worth a hand-off from one that computes to one that answers; and one that
+    answers is sent no more than `split_decode_share` of what it runs at once.
     """
 
     id: str = "router-0"
@@ -283,6 +284,7 @@ class RouterConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     replicate: bool = True
     replicate_share: _Ratio = 0.05
     split_min_tokens: _Count = 256
+    split_decode_share: _Ratio = 0.9
     drain_s: _Span = 20.0
 
 

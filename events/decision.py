@@ -46,6 +46,9 @@ class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
 
     `shared_blocks`: the most leading blocks of the prompt that any candidate holds. `forced_off`:
     the candidate that holds more than the chosen one, and lost for what waits there; "" for nobody.
+
+    Where replicas have roles, `hand_off` is "split", or why the prompt was not computed elsewhere
+    first; then `prefilled_by` did it, and `hand_off_ms` had passed by then.
     """
 
     decision_id: str
@@ -69,6 +72,9 @@ class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
     shared_blocks: int = 0
     forced_off: str = ""
     fit_replicas: int = 0
+    hand_off: str = ""
+    prefilled_by: str = ""
+    hand_off_ms: float = 0.0
 
 
 class RouteOutcome(msgspec.Struct, frozen=True, kw_only=True):

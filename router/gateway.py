@@ -59,6 +59,7 @@ from router.revisions.revisions import Revision, Revisions, Share, ShareSection,
 from router.services import Services, widest_limits
 from router.serving.bodies import Bodies
 from router.serving.door import SPARE_CONNECTIONS, Door
+from router.split.hand_off import Splitter
 from router.telemetry.alarms import Alarms
 from router.telemetry.announce import Announcer
 from router.telemetry.beacon import Beacon
@@ -236,7 +237,8 @@ class Gateway:
         mover = Recompute(fleet, tenants, jobs, background)
         heat, pressure = HeadHeat(time.monotonic), Pressure(fleet)
         watchers = [pressure.note, heat.note] if router.replicate else [pressure.note]
-        sending = Sending(brain, links, limits, listener, backends.seats.keys(), watchers)
+        splitter = Splitter(brain, background, router)
+        sending = Sending(brain, links, limits, listener, backends.seats.keys(), watchers, splitter)
         renderer, texts = Renderer(card, self._executor), TokenTexts(card.tokenizer)
         widest = widest_limits(config, card)
         main = sending.revision(MAIN, card, renderer, texts, widest)
@@ -264,6 +266,7 @@ class Gateway:
             budget=RetryBudget(),
             metrics=metrics,
             pressure=pressure,
+            splitter=splitter,
             replicator=Replicator(brain, heat, mover, router.replicate_share),
             revisions=revisions,
             mirror=Mirror(revisions),

@@ -28,6 +28,7 @@ from router.replication.replicate import Replicator
 from router.revisions.mirror import Mirror
 from router.revisions.revisions import Revisions
 from router.serving.bodies import Bodies
+from router.split.hand_off import Splitter
 from router.telemetry.metrics import Metrics
 from router.tenancy.admit import Admitter
 from router.tenancy.gate import Gate
@@ -68,6 +69,7 @@ class Services:
     budget: RetryBudget
     metrics: Metrics
     pressure: Pressure
+    splitter: Splitter
     replicator: Replicator
     revisions: Revisions
     mirror: Mirror

@@ -19,7 +19,7 @@ from configs.schema import RouterConfig
 from events.decision import RouteDecision, RouteOutcome
 from router.choice.decisions import DecisionLog
 from router.choice.reserve import Ledger, Reservation
-from router.choice.route import NoReplica, Outcome, RouteQuery
+from router.choice.route import HandOff, NoReplica, Outcome, RouteQuery
 from router.choice.score import Field, Scored, Scorer
 from router.choice.shadow import Shadow
 from router.choice.sheet import TERMS
@@ -43,6 +43,8 @@ FIRST_OUTPUT_GUESS_TOKENS = 128.0
 OUTPUT_LEARNING_RATE = 0.02
 RETRY_S = 2.0
 MAX_RETRY_S = 60.0
+
+NO_HAND_OFF = HandOff("")
 
 _SCORE, _SAVED = map(TERMS.index, ("score", "saved_prefill_ms"))
 
@@ -238,6 +240,7 @@ class RouterBrain:
         dispatch_seq: int,
         now_s: float,
     ) -> RouteDecision:
+        hand_off = query.hand_off or NO_HAND_OFF
         return RouteDecision(
             decision_id=decision_id,
             request_id=query.request_id,
@@ -249,7 +252,7 @@ class RouterBrain:
             prompt_tokens=query.prompt_tokens,
             predicted_cached_tokens=scored.cached_tokens,
             predicted_ttft_ms=scored.ttft_ms,
-            reason="pinned" if query.pin is not None else pick.reason,
+            reason=_reason(query, pick),
             candidates=field.shown(pick.candidate.replica),
             decided_us=1e6 * (self._clock() - now_s),
             wall_time_ms=int(1e3 * time.time()),
@@ -260,6 +263,9 @@ class RouterBrain:
             shared_blocks=field.candidates.longest(),
             forced_off=_forced_off(field.candidates, pick),
             fit_replicas=len(field),
+            hand_off=hand_off.verdict,
+            prefilled_by=hand_off.prefill if hand_off.blocks else "",
+            hand_off_ms=hand_off.took_ms,
         )
 
     def _reserve(
@@ -347,6 +353,12 @@ class RouterBrain:
         self.ledger.end_life(replica)
         self.peers.end_life(replica)
         self.optimistic.forget_replica(replica)
+
+
+def _reason(query: RouteQuery, pick: Pick) -> str:
+    if query.computes:
+        return "computes for another"
+    return pick.reason if query.pin is None else "pinned"
 
 
 def _forced_off(candidates: Candidates, pick: Pick) -> str:

@@ -12,12 +12,25 @@ from events.decision import CandidateTerms, RouteDecision
 from kvstore.identity import KeyChain
 
 
+class HandOff(Struct, frozen=True):
+    """What came of computing a prompt at one replica for another one to answer: `verdict` is
+    "split", or why not. `blocks` leading ones of it lie in `store` then, computed by `prefill`
+    within `took_ms`."""
+
+    verdict: str
+    prefill: str = ""
+    store: str = ""
+    blocks: int = 0
+    took_ms: float = 0.0
+
+
 class RouteQuery(Struct, frozen=True):
     """One attempt to place one request. `pool` names the fingerprint pool whose chain this is.
 
     `exclude` holds replicas that already failed this request. `pin` asks for one replica by name
     (warming, tests); then locality, load and roles only explain. `computes`: no answer is wanted,
-    only the prompt's blocks, of a replica that computes them for others.
+    only the prompt's blocks, of a replica that computes them for others. `hand_off`: what such a
+    one has done before.
     """
 
     request_id: str
@@ -34,6 +47,7 @@ class RouteQuery(Struct, frozen=True):
     pin: str | None = None
     public_cut_blocks: int = 0
     computes: bool = False
+    hand_off: HandOff | None = None
 
 
 class Outcome(Struct, frozen=True):

@@ -271,8 +271,12 @@ class Scorer:
 
     def _below(self, query: RouteQuery, board: Board) -> Below | None:
         """What lies below the devices; None where nobody shows any of it."""
-        index = self._fleet.below
-        return board.below(index, query.chain.data) if len(index) else None
+        index, brought = self._fleet.below, query.hand_off
+        if brought is None or not brought.blocks:
+            return board.below(index, query.chain.data) if len(index) else None
+        below = board.below(index, query.chain.data)
+        board.bring(below, brought.store, brought.blocks)
+        return below
 
     def _marked(
         self, query: RouteQuery, board: Board, depths: np.ndarray, now_s: float

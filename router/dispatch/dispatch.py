@@ -6,6 +6,7 @@ is the only release; every exit path leads there, and only its first call counts
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
@@ -20,7 +21,7 @@ from events.output import CLEAN_FINISHES, CoreDelta, Usage
 from events.request import ChildProgress, CoreRequest, SamplingParams
 from kvstore.identity import KeyChain
 from router.backends.attempt import ForeignAttempt
-from router.choice.route import Chooser, NoReplica, Outcome, RouteQuery
+from router.choice.route import Chooser, HandOff, NoReplica, Outcome, RouteQuery
 from router.dispatch.links import Links
 from router.dispatch.sink import AttemptSink, Direct, SinkLimits
 from router.errors import AttemptError, finish_failure, transport_failure
@@ -34,7 +35,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """One request, ready to be placed: ids, keys and limits; the same for all its attempts.
 
     `prompt` is u32 little endian; `chain` its keys in the namespace of `pool`. Without a
-    `ttft_deadline_ms` of its own the first token is due by `first_token_timeout_s`.
+    `ttft_deadline_ms` of its own the first token is due by `first_token_timeout_s`. `write_to`: no
+    answer is wanted, only the prompt's blocks in that store.
     """
 
     request_id: str
@@ -54,6 +56,7 @@ class Job(Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     ttft_deadline_ms: float | None = None
     itl_deadline_ms: float | None = None
+    write_to: str = ""
 
     def ttft_due_ms(self, leg: Leg) -> float:
         """Until when the first token is of use, from the start of an attempt. Whoever has read the
@@ -61,7 +64,8 @@ class Job(Struct, frozen=True, kw_only=True):
         limit_ms = 1000 * leg.first_token_s
         if leg.progress or self.ttft_deadline_ms is None:
             return limit_ms
-        return min(limit_ms, self.ttft_deadline_ms)
+        spent_ms = 0.0 if leg.hand_off is None else leg.hand_off.took_ms
+        return min(limit_ms, max(LEAST_DEADLINE_MS, self.ttft_deadline_ms - spent_ms))
 
     @property
     def prompt_tokens(self) -> int:
@@ -114,18 +118,21 @@ class Job(Struct, frozen=True, kw_only=True):
             exclude=unable | leg.failed,
             pin=self.pin,
             public_cut_blocks=self.public_cut_blocks,
+            computes=bool(self.write_to),
+            hand_off=leg.hand_off,
         )
 
 
 class Leg(Struct, frozen=True, kw_only=True):
-    """One attempt's part of a request: its number, who failed before, where to go on from, and
-    what is left of the time for its first token and for everything."""
+    """One attempt's part of a request: its number, who failed before, where to go on from, what is
+    left of the time for its first token and for everything, and what was computed for it before."""
 
     attempt: int
     failed: frozenset[str]
     progress: tuple[ChildProgress, ...]
     first_token_s: float
     left_s: float
+    hand_off: HandOff | None = None
 
     @property
     def carried_tokens(self) -> int:
@@ -313,6 +320,7 @@ class Attempt:
             predicted_cached_tokens=decision.predicted_cached_tokens,
             believed_queue_tokens=self._believed_queue_tokens(),
             progress=leg.progress,
+            write_to=job.write_to,
         )
 
     def _believed_queue_tokens(self) -> int | None:
@@ -326,9 +334,20 @@ Watcher = Callable[[Job, RouteDecision], None]
 """Told of each request that was placed. Called on the event loop; must not block or raise."""
 
 
+class Splits(Protocol):
+    """Who may have a prompt computed by another replica than the one that answers."""
+
+    def begin(
+        self, job: Job, leg: Leg, unable: frozenset[str]
+    ) -> asyncio.Task[HandOff] | HandOff | None:
+        """The hand-off on its way, which ends by itself in time and never raises; why there is
+        none; or None where there can't be any."""
+
+
 class Dispatcher:
     """Asks the chooser and makes attempts. Holds no state of its own. `backends` are the replicas
-    of other kinds; `lacking` tells who has not got an ability."""
+    of other kinds; `lacking` tells who has not got an ability. Without `splits` every request is
+    computed where it is answered."""
 
     def __init__(
         self,
@@ -340,6 +359,7 @@ class Dispatcher:
         backends: Collection[str] = (),
         watchers: Sequence[Watcher] = (),
         lacking: Callable[[str], frozenset[str]] = lambda ability: frozenset(),
+        splits: Splits | None = None,
     ) -> None:
         self.chooser = chooser
         self.links = links
@@ -349,6 +369,13 @@ class Dispatcher:
         self._limits = limits
         self._watchers = watchers
         self._lacking = lacking
+        self._splits = splits
+
+    def hand_off(self, job: Job, leg: Leg) -> asyncio.Task[HandOff] | HandOff | None:
+        """Have its prompt computed elsewhere before the first attempt; as Splits.begin."""
+        if self._splits is None:
+            return None
+        return self._splits.begin(job, leg, self.unable(job, leg) | leg.failed)
 
     def unable(self, job: Job, leg: Leg) -> frozenset[str]:
         """Who can't do what this attempt asks for, however idle."""

@@ -17,6 +17,7 @@ from typing import NoReturn
 from events.errors import InvariantError, UserError
 from events.output import CoreDelta
 from router.backends.attempt import ForeignAttempt
+from router.choice.route import HandOff
 from router.dispatch.delivered import Delivered
 from router.dispatch.dispatch import Attempt, Dispatcher, Job, Leg
 from router.dispatch.sink import Direct, merge
@@ -80,6 +81,8 @@ class Run:
         self._rerouted: frozenset[str] = frozenset()
         self._cause: AttemptError | None = None
         self._attempt: Attempt | ForeignAttempt | None = None
+        self._handing: asyncio.Task[HandOff] | None = None
+        self._hand_off: HandOff | None = None
         self._started_s = self._waits_since_s = asyncio.get_running_loop().time()
         budget.deposit()
 
@@ -87,6 +90,8 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._handing is not None:
+            self._handing.cancel()
         if self._attempt is not None:
             self._attempt.finish("client_gone")
 
@@ -108,6 +113,8 @@ class Run:
         loop = asyncio.get_running_loop()
         wake_s = loop.time() + idle_s
         while True:
+            if not self._attempts and not await self._handed_off(wake_s):
+                return ()
             try:
                 attempt = self._sent_attempt()
                 deadline_s = self.deadline_s()
@@ -124,6 +131,21 @@ class Run:
                 self._begun = True
                 if deltas := self._deliver(batch):
                     return deltas
+
+    async def _handed_off(self, until_s: float) -> bool:
+        """Whether the request can be placed: its prompt was computed elsewhere, or need not be.
+        False when that is still going on at `until_s`."""
+        if self._handing is None:
+            begun = self._dispatcher.hand_off(self.job, self._leg())
+            if not isinstance(begun, asyncio.Task):
+                self._hand_off = begun
+                return True
+            self._handing = begun
+        left_s = until_s - asyncio.get_running_loop().time()
+        done, _ = await asyncio.wait((self._handing,), timeout=max(0.0, left_s))
+        if done:
+            self._hand_off = self._handing.result()
+        return bool(done)
 
     def heard(self) -> None:
         """A backend has begun to answer."""
@@ -193,6 +215,7 @@ class Run:
             progress=self._record.progress(),
             first_token_s=self.deadline_s() - now_s,
             left_s=self._end_s - now_s,
+            hand_off=self._hand_off,
         )
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from configs.model.card import ModelCard
 from router.choice.choose import RouterBrain
-from router.dispatch.dispatch import Dispatcher, RouteListener, Watcher
+from router.dispatch.dispatch import Dispatcher, RouteListener, Splits, Watcher
 from router.dispatch.links import Links
 from router.dispatch.sink import SinkLimits
 from router.openai.logprobs import TokenTexts
@@ -29,8 +29,14 @@ class Sending:
     listener: RouteListener
     backends: Collection[str]
     watchers: Sequence[Watcher]
+    splits: Splits
 
-    def dispatcher(self, listener: RouteListener, watchers: Sequence[Watcher] = ()) -> Dispatcher:
+    def dispatcher(
+        self,
+        listener: RouteListener,
+        watchers: Sequence[Watcher] = (),
+        splits: Splits | None = None,
+    ) -> Dispatcher:
         """One that tells of its attempts."""
         return Dispatcher(
             self.brain,
@@ -41,6 +47,7 @@ class Sending:
             self.backends,
             watchers,
             self.brain.fleet.lacking,
+            splits,
         )
 
     def revision(
@@ -54,7 +61,7 @@ class Sending:
             renderer=renderer,
             texts=texts,
             widest=widest,
-            dispatcher=self.dispatcher(live, self.watchers),
+            dispatcher=self.dispatcher(live, self.watchers, self.splits),
             live=live,
             mirrored=mirrored,
             mirror_dispatcher=self.dispatcher(mirrored),

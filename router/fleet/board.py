@@ -73,9 +73,18 @@ class Board:
     def below(self, index: BelowIndex, keys: bytes) -> Below:
         """The same for each tier below the members' devices, with their speeds."""
         if self._reach is None:
-            stores = [[_store(member, place) for member in self.members] for place in range(TIERS)]
-            self._reach = Reach(index, self.pool, self.rows, stores)
+            self._reach = Reach(index, self.pool, self.rows, self._stores())
         return Below(self._reach.depths(keys), self.speeds)
+
+    def bring(self, below: Below, store: str, blocks: int) -> None:
+        """So many leading blocks were just written to a store: no digest shows them yet."""
+        for depths, names in zip(below.depths, self._stores(), strict=True):
+            there = [name == store for name in names]
+            depths[there] = np.maximum(depths[there], blocks)
+
+    def _stores(self) -> list[list[str]]:
+        """Of each tier, the name that each member has for it."""
+        return [[_store(member, place) for member in self.members] for place in range(TIERS)]
 
     def promised(
         self, optimistic: OptimisticEntries, chain: KeyChain, depths: np.ndarray

@@ -13,7 +13,8 @@ from router.fleet.member import Member
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Replicas with one fingerprint: one chain of block keys serves them all. Only our own ones can
-    share the heads of prompts among tenants. `abilities`: what at least one of them has."""
+    share the heads of prompts among tenants. `abilities` and `roles`: what at least one of them
+    has."""
 
     name: str
     revision: str
@@ -23,6 +24,7 @@ class Pool:
     replicas: tuple[str, ...]
     public_prefixes: bool = True
     abilities: frozenset[str] = frozenset()
+    roles: frozenset[str] = frozenset()
 
 
 def grouped(members: Iterable[Member]) -> dict[str, Pool]:
@@ -46,4 +48,5 @@ def _pool(name: str, members: list[Member]) -> Pool:
         replicas=tuple(sorted(member.replica for member in members)),
         public_prefixes=any(hello.engine == OWN_ENGINE for hello in hellos),
         abilities=frozenset(word for hello in hellos for word in hello.abilities),
+        roles=frozenset(hello.role for hello in hellos),
     )

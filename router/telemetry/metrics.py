@@ -64,7 +64,11 @@ class Metrics:
         self._cached = self._counter("cached_tokens", "Prompt tokens served from caches")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of answered requests")
         self._completion = self._counter("completion_tokens", "Generated tokens")
-        self._ttft = self._histogram("ttft_seconds", "Dispatch to first token", _SECONDS)
+        self._ttft = self._histogram(
+            "ttft_seconds",
+            "From dispatch, or the start of its hand-off, to the first token",
+            _SECONDS,
+        )
         self._duration = self._histogram("attempt_seconds", "Dispatch to end", _SECONDS)
         self.gap = self._histogram("itl_seconds", "Between deltas of a stream", _GAPS).observe
 
@@ -126,7 +130,7 @@ class Metrics:
         self._completion[()] += outcome.completion_tokens
         self._duration.observe(outcome.e2e_ms / 1000)
         if outcome.ttft_ms is not None:
-            self._ttft.observe(outcome.ttft_ms / 1000)
+            self._ttft.observe((decision.hand_off_ms + outcome.ttft_ms) / 1000)
         if outcome.prompt_tokens:
             self._predicted[()] += decision.predicted_cached_tokens
             self._cached[()] += outcome.cached_tokens

@@ -20,6 +20,7 @@ from events.errors import CoreError
 from events.feed import FeedListener
 from events.grammar import GRAMMAR
 from events.load import (
+    BOTH,
     DecodeFit,
     DigestShape,
     KVLayout,
@@ -50,6 +51,7 @@ from events.wire import decode_router_frame, encode
 from kvstore.identity import HASH_VERSION, key_id
 
 DIGEST = DigestShape(bits=65_536, k=8)
+BLOCK_TOKENS = 16
 SLOW_PREFILL = PrefillFit(1.0, 1.0, 0.0, 1.0)
 
 
@@ -95,6 +97,7 @@ class Call:
         error: CoreError | None = None,
         cached: int = 0,
         attempt: int | None = None,
+        written: int = 0,
     ) -> None:
         """One StepFrame with one delta; `ids` default to one id per text."""
         tokens = tuple(ids if ids is not None else ([1] if text else []))
@@ -109,9 +112,13 @@ class Call:
             tokens,
             logprobs if wanted is not None else (),
             Usage(self.prompt_tokens, cached, self._carried.get(child, 0) + self.sent_tokens),
-            CoreFinish(reason=finish, error=error) if finish else None,
+            CoreFinish(reason=finish, error=error, written_blocks=written) if finish else None,
         )
         await self.ws.send_bytes(encode(StepFrame(deltas=(delta,))))
+
+    async def write(self, most: int = 1_000_000) -> None:
+        """The end of a prompt that was only to be computed: its blocks are in the store."""
+        await self.send(finish="length", written=min(most, self.prompt_tokens // BLOCK_TOKENS))
 
     async def refuse(self, error: CoreError) -> None:
         """End every child with an error."""
@@ -188,7 +195,11 @@ class FakeReplica:
         max_running: int = 4_096,
         prefill: PrefillFit = SLOW_PREFILL,
         abilities: tuple[str, ...] = (GRAMMAR,),
+        role: str = BOTH,
+        tiers: tuple[str, ...] = (),
     ) -> None:
+        self.role = role
+        self.tiers = tiers
         self.abilities = abilities
         self.max_running = max_running
         self.prefill = prefill
@@ -247,7 +258,7 @@ class FakeReplica:
                 layers=card.shape.layers,
                 kv_heads=card.shape.kv_heads,
                 head_dim=card.shape.head_dim,
-                block_tokens=16,
+                block_tokens=BLOCK_TOKENS,
                 rope=card.shape.rope,
             ),
             hash_version=HASH_VERSION,
@@ -260,6 +271,8 @@ class FakeReplica:
             device="cpu",
             version="test",
             abilities=self.abilities,
+            role=self.role,
+            tiers=self.tiers,
         )
 
     def load(self) -> ReplicaLoad:

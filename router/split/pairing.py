@@ -1,0 +1,232 @@
+"""Who computes a prompt and who answers it: a pair where that costs less than one place for both.
+
+Both ways are priced by the choice's own terms, in ms: the prompt at the one that computes (its
+queue included), the blocks on their way through a store that both reach, and what is left to do at
+the one that answers, against the best replica that would do everything. No await, no state but what
+was learnt of how long blocks take to be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec.structs import replace
+
+from events.load import DECODE, PREFILL
+from router.choice.choose import RouterBrain
+from router.choice.cost import TERMS
+from router.choice.route import HandOff, RouteQuery
+from router.fleet.member import Member
+from router.policies.base import Candidates
+from router.split.quota import DecodeQuota
+
+SHORT, NOBODY_COMPUTES, NO_STORE, QUOTA, COLOCATED = (
+    "short",
+    "nobody_computes",
+    "no_store",
+    "decode_quota",
+    "costs_more",
+)
+"""Why a request is not split: little of it must be computed, nobody is there to do that, no store
+is shared, all that answer have enough on their way, or one place for both costs less."""
+
+HOP_MS = 2.0
+"""Two messages between router and replica, and a look into the store."""
+
+TAIL_BLOCKS = 8
+"""Blocks are written as they are computed: so many are left when the prompt is done."""
+
+LEARNING_RATE = 0.2
+MAX_STORES = 64
+
+GUARD = 1.0
+"""A prompt computed where only answers are given counts so much more: whoever is answered there
+waits for it, and whoever is answered there next."""
+
+_COST = [
+    TERMS.index(name)
+    for name in (
+        "queue_ms", "prefill_ms", "transfer_ms", "decode_share_ms",
+        "harm_ms", "eviction_ms", "overload_ms", "lateness_ms",
+    )
+]  # fmt: skip
+_TTFT, _CACHED, _PREFILL = map(TERMS.index, ("ttft_ms", "cached_tokens", "prefill_ms"))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """`prefill` computes `blocks` leading blocks of the prompt within about `prefill_ms` and writes
+    them to `store`, for `decode` most likely. Costs of both ways, in ms."""
+
+    prefill: str
+    decode: str
+    store: str
+    blocks: int
+    prefill_ms: float
+    split_ms: float
+    colocated_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One of those that could compute it."""
+
+    member: Member
+    cost_ms: float
+    ttft_ms: float
+
+
+class Pairing:
+    """`min_tokens`: a prompt of which less must be computed is short."""
+
+    def __init__(self, brain: RouterBrain, quota: DecodeQuota, min_tokens: int) -> None:
+        self._brain = brain
+        self._quota = quota
+        self.min_tokens = min_tokens
+        self._extra_ms: dict[str, float] = {}
+
+    def splits(self, pool: str) -> bool:
+        """Whether anybody there computes prompts for others."""
+        found = self._brain.fleet.pools().get(pool)
+        return found is not None and PREFILL in found.roles
+
+    def plan(self, query: RouteQuery) -> Pair | str:
+        """The pair, or why there is none."""
+        blocks = (query.prompt_tokens - 1) // query.block_tokens
+        if blocks * query.block_tokens < self.min_tokens:
+            return SHORT
+        alone = self._brain.survey(query)
+        if not len(alone):
+            return NOBODY_COMPUTES
+        computed, colocated_ms = query.prompt_tokens - _cached(alone), self._colocated_ms(alone)
+        if computed < self.min_tokens:
+            return SHORT
+        return self._best(query, blocks, colocated_ms)
+
+    def learn(self, store: str, late_ms: float) -> None:
+        """A hand-off over a store took so much longer than its prefill was to take."""
+        known = self._extra_ms.get(store, 0.0)
+        if store in self._extra_ms or len(self._extra_ms) < MAX_STORES:
+            self._extra_ms[store] = max(0.0, known + LEARNING_RATE * (late_ms - known))
+
+    def _best(self, query: RouteQuery, blocks: int, colocated_ms: float) -> Pair | str:
+        """Of each store the cheapest that computes, with the cheapest that answers."""
+        places = self._computing(query, blocks)
+        if not places:
+            return NOBODY_COMPUTES
+        pairs, why = [], NO_STORE
+        for store, place in _by_store(places):
+            readers = self._readers(query, store)
+            roomy = {m.replica for m in readers if self._quota.has_room(m, blocks)}
+            if readers and not roomy:
+                why = QUOTA
+            if roomy:
+                pairs.append(self._pair(query, blocks, store, place, roomy, colocated_ms))
+        best = min(filter(None, pairs), key=lambda pair: pair.split_ms, default=None)
+        if best is None:
+            return COLOCATED if pairs else why
+        return best if best.split_ms < colocated_ms else COLOCATED
+
+    def _colocated_ms(self, alone: Candidates) -> float:
+        """The least that one place for both costs."""
+        members = map(self._brain.fleet.member, alone.replicas)
+        guarded = [member is not None and member.hello.role == DECODE for member in members]
+        return float((_costs(alone) + GUARD * alone.terms[:, _PREFILL] * guarded).min())
+
+    def _computing(self, query: RouteQuery, blocks: int) -> list[_Place]:
+        """Those that could compute it, cheapest first."""
+        found = self._brain.survey(prefill_query(query, blocks))
+        costs, ttfts = _costs(found).tolist(), found.terms[:, _TTFT].tolist()
+        members = map(self._brain.fleet.member, found.replicas)
+        places = [
+            _Place(member, cost_ms, ttft_ms)
+            for member, cost_ms, ttft_ms in zip(members, costs, ttfts, strict=True)
+            if member is not None
+        ]
+        return sorted(places, key=lambda place: place.cost_ms)
+
+    def _readers(self, query: RouteQuery, store: str) -> list[Member]:
+        """Who answers, and reaches the store."""
+        members = self._brain.fleet.members(query.pool)
+        return [m for m in members if m.hello.role != PREFILL and store in m.hello.tiers]
+
+    def _pair(
+        self,
+        query: RouteQuery,
+        blocks: int,
+        store: str,
+        place: _Place,
+        roomy: set[str],
+        colocated_ms: float,
+    ) -> Pair | None:
+        """None where none of those with room may be asked."""
+        ready_ms = place.ttft_ms + self._written_ms(place.member, store)
+        deadline_ms = query.ttft_deadline_ms
+        answering = self._brain.survey(
+            replace(
+                query,
+                hand_off=HandOff("split", place.member.replica, store, blocks),
+                ttft_deadline_ms=None if deadline_ms is None else max(1.0, deadline_ms - ready_ms),
+            )
+        )
+        costs = np.array(
+            [
+                cost if replica in roomy else np.inf
+                for replica, cost in zip(
+                    answering.replicas, _costs(answering).tolist(), strict=True
+                )
+            ]
+        )
+        if not np.isfinite(costs).any():
+            return None
+        at = int(costs.argmin())
+        written_ms = ready_ms - place.ttft_ms
+        return Pair(
+            prefill=place.member.replica,
+            decode=answering.replicas[at],
+            store=store,
+            blocks=blocks,
+            prefill_ms=place.ttft_ms,
+            split_ms=place.cost_ms + written_ms + HOP_MS + float(costs[at]),
+            colocated_ms=colocated_ms,
+        )
+
+    def _written_ms(self, member: Member, store: str) -> float:
+        """From the end of the prefill until all is in the store: as learnt, or as reading takes."""
+        learnt = self._extra_ms.get(store)
+        if learnt is not None:
+            return learnt
+        place, load = member.hello.tiers.index(store), member.load
+        if load is None or place >= len(load.fetch):
+            return 0.0
+        fit = load.fetch[place]
+        return fit.latency + TAIL_BLOCKS * fit.per_block
+
+
+def prefill_query(query: RouteQuery, blocks: int) -> RouteQuery:
+    """For the leading blocks alone."""
+    return replace(
+        query, computes=True, prompt_tokens=blocks * query.block_tokens, max_tokens=1, hand_off=None
+    )
+
+
+def _by_store(places: list[_Place]) -> Iterator[tuple[str, _Place]]:
+    """Each store once, with the first that writes to it."""
+    seen = set()
+    for place in places:
+        for store in place.member.hello.tiers:
+            if store and store not in seen:
+                seen.add(store)
+                yield store, place
+
+
+def _costs(candidates: Candidates) -> np.ndarray:
+    """What it costs at each, in ms."""
+    return candidates.terms[:, _COST].sum(axis=1)
+
+
+def _cached(candidates: Candidates) -> int:
+    """Tokens of the prompt that the cheapest need not compute."""
+    return int(candidates.terms[candidates.best[0], _CACHED])

@@ -1,0 +1,249 @@
+"""A prompt computed by one replica and answered by another one: in order, once, and never awaited
+for longer than it is worth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from events.errors import CoreError
+from events.load import DECODE, PREFILL
+from tests.fakes.replica import BLOCK_TOKENS, Call, FakeReplica, Script, refuse, silent
+from tests.router.gateway.house import ADMIN_KEY, COMPLETION, House, events
+from tests.router.gateway.kit import until
+
+LONG = {**COMPLETION, "prompt": "a long prompt about many things " * 30}
+STORE = ("host:/kvd",)
+
+
+@pytest.fixture
+async def split(build: Callable) -> House:
+    """One that computes, one that answers, and a store that both reach."""
+    house: House = await build(replicas=0)
+    for name, role in (("p0", PREFILL), ("d0", DECODE)):
+        replica = house.new_replica(name, role=role, tiers=STORE)
+        house.replicas.append(replica)
+        await replica.__aenter__()
+        replica.announce(house.fleet)
+    await house.up(2)
+    house.replicas[0].script = compute
+    return house
+
+
+async def compute(call: Call) -> None:
+    assert call.request.write_to == STORE[0]
+    await call.write()
+
+
+def by_role(house: House) -> tuple[FakeReplica, FakeReplica]:
+    computes, answers = house.replicas
+    return computes, answers
+
+
+async def ask(house: House, http: aiohttp.ClientSession, **more: Any) -> dict[str, Any]:
+    async with house.post(http, "/v1/completions", {**LONG, **more}) as response:
+        assert response.status == 200, await response.text()
+        return {**await response.json(), "headers": dict(response.headers)}
+
+
+async def decision_of(house: House, http: aiohttp.ClientSession, answer: dict[str, Any]) -> Any:
+    path = f"/router/decisions/{answer['headers']['x-warmroute-decision']}"
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    async with http.get(f"{house.url}{path}", headers=headers) as response:
+        return (await response.json())["decision"]
+
+
+async def test_the_prompt_is_in_the_store_before_the_request_is_sent(
+    split: House, http: aiohttp.ClientSession
+) -> None:
+    computes, answers = by_role(split)
+    release = asyncio.Event()
+
+    async def slowly(call: Call) -> None:
+        await release.wait()
+        await call.write()
+
+    computes.script = slowly
+    asking = asyncio.create_task(ask(split, http))
+    await computes.wait_calls(1)
+    assert not answers.calls
+    assert split.services.splitter.quota.pledged("d0") == 1
+    release.set()
+    answer = await asking
+    (job,), (request,) = computes.calls, answers.calls
+    assert answer["choices"][0]["text"] == "one two three"
+    assert answer["headers"]["x-warmroute-replica"] == "d0"
+    assert (job.request.sampling.max_tokens, request.request.write_to) == (1, "")
+    blocks = (request.prompt_tokens - 1) // BLOCK_TOKENS
+    assert job.request.prompt == request.request.prompt[: 4 * blocks * BLOCK_TOKENS]
+    assert job.request.request_id == f"{request.request.request_id}-prefill"
+    assert request.request.predicted_cached_tokens == blocks * BLOCK_TOKENS
+    made = await decision_of(split, http, answer)
+    assert (made["hand_off"], made["prefilled_by"]) == ("split", "p0")
+    assert made["hand_off_ms"] > 0
+    assert split.services.splitter.totals == {"split": 1}
+    await split.settled()
+    assert split.services.splitter.quota.pledged("d0") == 0
+
+
+async def test_short_prompts_are_answered_at_once(
+    split: House, http: aiohttp.ClientSession
+) -> None:
+    computes, _ = by_role(split)
+    answer = await ask(split, http, prompt="hi")
+    assert not computes.calls
+    assert (await decision_of(split, http, answer))["hand_off"] == "short"
+
+
+async def dies(call: Call) -> None:
+    call.replica.break_links()
+
+
+async def writes_nothing(call: Call) -> None:
+    await call.write(0)
+
+
+async def answers_twice(call: Call) -> None:
+    await call.write()
+    await call.write()
+    await call.send("and a word", finish="stop")
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict"),
+    [
+        (dies, "failed"),
+        (writes_nothing, "not_written"),
+        (refuse(CoreError(status=503, message="x", reroute=True)), "failed"),
+        (refuse(CoreError(status=500, message="x")), "failed"),
+        (answers_twice, "split"),
+    ],
+)
+async def test_whatever_goes_wrong_there_the_answer_is_the_same(
+    split: House, http: aiohttp.ClientSession, script: Script, verdict: str
+) -> None:
+    computes, answers = by_role(split)
+    computes.script = script
+    answer = await ask(split, http)
+    assert answer["choices"][0]["text"] == "one two three"
+    assert len(answers.calls) == 1
+    assert (await decision_of(split, http, answer))["hand_off"] == verdict
+    assert split.services.splitter.totals == {verdict: 1}
+    await split.settled()
+
+
+async def test_one_that_says_nothing_is_given_up(
+    split: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.split.hand_off.LEAST_S", 0.05)
+    monkeypatch.setattr("router.split.hand_off.PATIENCE", 0.0)
+    computes, _ = by_role(split)
+    computes.script = silent
+    answer = await ask(split, http)
+    assert (await decision_of(split, http, answer))["hand_off"] == "late"
+    assert computes.calls[0].aborted.is_set()
+    await split.settled()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_O1_a_client_that_leaves_cancels_the_job(
+    split: House, http: aiohttp.ClientSession, stream: bool
+) -> None:
+    computes, answers = by_role(split)
+    computes.script = silent
+    asking = asyncio.create_task(ask(split, http, stream=stream))
+    await computes.wait_calls(1)
+    asking.cancel()
+    await until(lambda: computes.calls[0].aborted.is_set())
+    await split.settled()
+    assert not answers.calls
+    assert split.services.splitter.totals == {"client_gone": 1}
+    assert split.services.splitter.running == 0
+
+
+async def test_a_stream_waits_for_its_first_token(
+    split: House, http: aiohttp.ClientSession
+) -> None:
+    async with split.post(http, "/v1/completions", {**LONG, "stream": True}) as response:
+        lines = events(await response.read())
+    texts = [json.loads(line)["choices"][0]["text"] for line in lines[:-1]]
+    assert "".join(texts) == "one two three"
+    assert split.services.splitter.totals == {"split": 1}
+
+
+async def test_an_answer_that_breaks_is_continued_and_not_handed_off_again(
+    split: House, http: aiohttp.ClientSession
+) -> None:
+    computes, answers = by_role(split)
+
+    async def break_once(call: Call) -> None:
+        if not call.continuing:
+            await call.send("one")
+            call.replica.break_links()
+        else:
+            await call.answer()
+
+    answers.script = break_once
+    other = split.new_replica("d1", role=DECODE, tiers=STORE)
+    split.replicas.append(other)
+    await other.__aenter__()
+    other.announce(split.fleet)
+    other.script = break_once
+    await split.up(3)
+    answer = await ask(split, http)
+    assert answer["choices"][0]["text"] == "one two three"
+    assert len(computes.calls) == 1
+
+
+async def test_with_nobody_to_answer_the_one_that_computes_does(
+    split: House, http: aiohttp.ClientSession
+) -> None:
+    computes, answers = by_role(split)
+
+    async def answer_all(call: Call) -> None:
+        await (call.write() if call.request.write_to else call.answer())
+
+    computes.script = answer_all
+    await answers.die()
+    await split.up(1)
+    answer = await ask(split, http)
+    assert answer["headers"]["x-warmroute-replica"] == "p0"
+    await until(lambda: computes.open_calls == 0)
+
+
+async def test_many_at_once_stay_within_the_quota(
+    build: Callable, http: aiohttp.ClientSession
+) -> None:
+    house: House = await build(replicas=0, split_decode_share=0.25)
+    for name, role in (("p0", PREFILL), ("p1", PREFILL), ("d0", DECODE)):
+        replica = house.new_replica(name, role=role, tiers=STORE, max_running=8)
+        house.replicas.append(replica)
+        await replica.__aenter__()
+        replica.announce(house.fleet)
+    await house.up(3)
+    *computing, answers = house.replicas
+    release = asyncio.Event()
+
+    async def held(call: Call) -> None:
+        await release.wait()
+        await call.write()
+
+    for replica in computing:
+        replica.script = held
+    asking = [
+        asyncio.create_task(ask(house, http, prompt=f"{number} {LONG['prompt']}"))
+        for number in range(6)
+    ]
+    totals = house.services.splitter.totals
+    await until(lambda: len(answers.calls) == 4)
+    assert [len(replica.calls) for replica in computing] == [1, 1]
+    assert totals["decode_quota"] == 4
+    release.set()
+    assert len(await asyncio.gather(*asking)) == 6
+    assert totals["split"] == 2
+    await house.settled()

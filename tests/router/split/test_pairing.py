@@ -1,0 +1,170 @@
+"""Who computes and who answers, by costs alone: no sockets, no time that passes by itself."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from events.load import FetchFit
+from router.choice.route import HandOff
+from router.split.pairing import (
+    COLOCATED,
+    NO_STORE,
+    NOBODY_COMPUTES,
+    QUOTA,
+    SHORT,
+    Pair,
+    Pairing,
+)
+from router.split.quota import DecodeQuota
+from tests.router.kit import BLOCK_TOKENS, POOL, World, hello, load, prompt
+
+LONG = prompt((1, 60))
+SHARED = ("host:/kvd",)
+FAST = (FetchFit(latency=1.0, per_block=0.1),)
+
+
+class Split(World):
+    """Replicas by role; all of them read and write one store."""
+
+    def __init__(self, **roles: str) -> None:
+        super().__init__()
+        self.quota = DecodeQuota(self.brain.ledger, 0.9)
+        self.pairing = Pairing(self.brain, self.quota, 256)
+        for name, role in roles.items():
+            self.enter(name, role)
+
+    def enter(self, name: str, role: str, tiers: tuple[str, ...] = SHARED) -> None:
+        self.fleet.on_hello(name, 1, hello(role=role, tiers=tiers, max_running=10))
+        self.fleet.link_state(name, 1, True)
+        self.say(name)
+        self.hold(name)
+
+    def say(self, name: str, **changes: object) -> None:
+        self.fleet.on_load(name, 1, load(**{"fetch": FAST, **changes}))
+
+    def plan(self, **changes: object) -> Pair | str:
+        return self.pairing.plan(self.query(LONG, **changes))
+
+
+def test_a_long_cold_prompt_is_computed_by_one_and_answered_by_another() -> None:
+    world = Split(p0="prefill", d0="decode")
+    pair = world.plan()
+    assert isinstance(pair, Pair)
+    assert (pair.prefill, pair.decode, pair.store, pair.blocks) == ("p0", "d0", SHARED[0], 60)
+    assert pair.split_ms < pair.colocated_ms
+    assert pair.prefill_ms == pytest.approx(965.0)
+
+
+def test_without_such_roles_there_is_nothing_to_plan() -> None:
+    assert not Split(r0="both", d0="decode").pairing.splits(POOL)
+    assert Split(p0="prefill").pairing.splits(POOL)
+
+
+def test_short_prompts_stay() -> None:
+    world = Split(p0="prefill", d0="decode")
+    assert world.pairing.plan(world.query(prompt((2, 15)))) == SHORT
+
+
+def test_warm_prompts_stay() -> None:
+    world = Split(p0="prefill", d0="decode")
+    world.hold("d0", LONG)
+    assert world.plan() == SHORT
+
+
+def test_nobody_there_to_compute() -> None:
+    world = Split(p0="prefill", d0="decode")
+    world.fleet.link_state("p0", 1, False)
+    assert world.plan() == NOBODY_COMPUTES
+
+
+def test_a_congested_one_that_computes_is_left_alone() -> None:
+    world = Split(p0="prefill", p1="prefill", d0="decode")
+    world.say("p0", queued_prefill_tokens=9_000, waiting=9)
+    pair = world.plan()
+    assert isinstance(pair, Pair)
+    assert pair.prefill == "p1"
+    world.say("p1", queued_prefill_tokens=9_000, waiting=9)
+    assert world.plan() == COLOCATED
+
+
+def test_one_that_does_both_and_is_idle_needs_nobody() -> None:
+    world = Split(p0="prefill", r0="both", d0="decode")
+    assert world.plan() == COLOCATED
+    world.say("r0", queued_prefill_tokens=9_000, waiting=9, running=9)
+    assert isinstance(world.plan(), Pair)
+
+
+def test_a_store_must_be_shared() -> None:
+    world = Split(d0="decode")
+    world.enter("p0", "prefill", ("elsewhere:/kvd",))
+    assert world.plan() == NO_STORE
+    world.enter("p1", "prefill", ("", "remote"))
+    world.enter("d1", "decode", ("here:/kvd", "remote"))
+    world.say("d1", fetch=(*FAST, *FAST))
+    pair = world.plan()
+    assert isinstance(pair, Pair)
+    assert (pair.prefill, pair.decode, pair.store) == ("p1", "d1", "remote")
+
+
+def test_a_store_that_is_too_slow_is_not_used() -> None:
+    world = Split(p0="prefill", d0="decode")
+    world.say("d0", fetch=(FetchFit(latency=1e9, per_block=1e9),))
+    assert world.plan() == COLOCATED
+
+
+def test_those_that_answer_are_sent_no_more_than_they_have_room_for() -> None:
+    world = Split(p0="prefill", d0="decode", d1="decode")
+    with world.quota.pledge("d1", 60):
+        pair = world.plan()
+        assert isinstance(pair, Pair)
+        world.say("d0", running=9)
+        assert (after := world.plan()) != QUOTA
+        assert isinstance(after, Pair)
+        assert after.decode == "d1"
+        world.say("d1", running=8)
+        assert world.plan() == QUOTA
+    assert isinstance(world.plan(), Pair)
+    world.say("d0", free_blocks=20)
+    world.say("d1", free_blocks=20)
+    assert world.plan() == QUOTA
+    assert world.quota.pledged("d1") == 0
+
+
+def test_what_a_hand_off_takes_beyond_its_prefill_is_learnt() -> None:
+    world = Split(p0="prefill", d0="decode")
+    before = world.plan()
+    for _ in range(50):
+        world.pairing.learn(SHARED[0], 400.0)
+    after = world.plan()
+    assert isinstance(before, Pair)
+    assert isinstance(after, Pair)
+    assert after.split_ms > before.split_ms + 300.0
+    for _ in range(50):
+        world.pairing.learn(SHARED[0], 4_000.0)
+    assert world.plan() == COLOCATED
+
+
+def test_what_was_brought_counts_before_any_digest_shows_it() -> None:
+    world = Split(p0="prefill", d0="decode", d1="decode")
+    world.enter("d2", "decode", ("elsewhere:/kvd",))
+    decision = world.decide(LONG, hand_off=HandOff("split", "p0", SHARED[0], 60, 12.0))
+    assert decision.predicted_cached_tokens == 60 * BLOCK_TOKENS
+    assert (decision.hand_off, decision.prefilled_by, decision.hand_off_ms) == ("split", "p0", 12.0)
+    terms = {of.replica: of for of in decision.candidates}
+    assert decision.replica in ("d0", "d1")
+    assert terms["d0"].transfer_ms == terms["d1"].transfer_ms == pytest.approx(7.0)
+    assert terms["d2"].transfer_ms == 0.0
+    refused = world.decide(LONG, hand_off=HandOff(SHORT))
+    assert (refused.hand_off, refused.prefilled_by) == (SHORT, "")
+
+
+def test_a_deadline_counts_what_the_hand_off_takes() -> None:
+    world = Split(p0="prefill", r0="both")
+    world.say("r0", running=8)
+    query = world.query(LONG, ttft_deadline_ms=2_000.0)
+    relaxed = world.pairing.plan(query)
+    world.say("p0", queued_prefill_tokens=500, waiting=1)
+    tight = world.pairing.plan(replace(query, ttft_deadline_ms=970.0))
+    assert isinstance(relaxed, Pair)
+    assert tight == COLOCATED
