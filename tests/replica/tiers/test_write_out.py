@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from configs.schema import KvConfig
-from kvstore.memory import MemoryTier
 from kvstore.tier import Health
 from replica.engine.messages import ChildOutput
+from tests.fakes.memory_tier import MemoryTier
 from tests.fakes.slow_tier import SlowTier
 from tests.replica.sched.rig import sampling, tokens_of
 from tests.replica.tiers.rig import TieredRig, tiered
