@@ -28,6 +28,9 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 _Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 """Not-a-number is outside all of these bounds too."""
 
+WARM_SHARE = 0.5
+"""Of a replica's KV blocks: what one tenant keeps while others need room."""
+
 _HashOrNone = Annotated[str, msgspec.Meta(pattern="^([0-9a-fA-F]{64})?$")]
 
 
@@ -216,7 +219,8 @@ class TenantPolicy(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `tokens_per_min` counts prompts and expected answers, corrected by what came. `weight` is the
     share of a busy fleet, `priority` (higher first) goes before any share. `ttft_deadline_ms` 0
     takes that of the class. `degrade`: what may be made less of this tenant's requests when much
-    is waiting.
+    is waiting. `warm_share`: of each replica's KV blocks; a tenant that holds more loses its
+    own idle ones first, as soon as anybody needs room.
     """
 
     requests_per_min: _Count = 0
@@ -227,6 +231,7 @@ class TenantPolicy(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     deadline_class: DeadlineClass = "standard"
     ttft_deadline_ms: _Delay = 0.0
     degrade: tuple[Degradation, ...] = ()
+    warm_share: _Ratio = WARM_SHARE
 
 
 class TenantConfig(TenantPolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from configs.schema import WARM_SHARE
 from events.grammar import Grammar
 from events.session import Ack
 
@@ -63,7 +64,8 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     derived from the authenticated tenant; `public_cut_blocks` full blocks at the head are hashed
     without it (a registered public prefix). Deadlines are budgets in ms from receipt.
     `(router_boot, dispatch_seq)` comes back in load reports, so that the router knows which of its
-    own dispatches a report has already seen. `weight`: the tenant's share where others wait too.
+    own dispatches a report has already seen. `weight`: the tenant's share where others wait too;
+    `warm_share`: of the replica's blocks, what it keeps while others need room.
     `believed_queue_tokens`: the prefill that the router believes to wait there; where far more
     waits the replica may send the request elsewhere. None where it may not.
 
@@ -94,6 +96,7 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     e2e_deadline_ms: float | None = None
     predicted_cached_tokens: int = 0
     believed_queue_tokens: int | None = None
+    warm_share: float = WARM_SHARE
     progress: tuple[ChildProgress, ...] = ()
     write_to: str = ""
 

@@ -1,21 +1,22 @@
 """Cached blocks that nobody uses, and whose turn it is to go: one order over all, one per tenant.
 
 The quota is soft. A tenant may fill a pool that nobody else needs; but while its resident blocks
-are more than its share of the pool, its own idle ones go first, whoever needs the room. A node that
+are more than its share of the pool, its own idle ones go first, whoever needs the room: of several
+tenants those of the one that is furthest beyond its share. A node that
 a second tenant comes to use (a public prefix) is nobody's from then on, and its ancestors too: so
 all children of a tenant's node are that tenant's, and its own order is prefix-closed as well.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 
-from configs.schema import Eviction
+from configs.schema import WARM_SHARE, Eviction
 from replica.cache.evict import EvictionOrder, eviction_order
 from replica.cache.node import NOBODY, Node
 
-TENANT_SHARE = 0.5
-"""Of the pool: the soft quota of each tenant."""
+MAX_QUOTAS = 4_096
+"""Tenants with a share of their own that are remembered; the others have the usual one."""
 
 
 class IdleNodes:
@@ -25,10 +26,10 @@ class IdleNodes:
         self.resident: Counter[str] = Counter()
         self._eviction: Eviction = eviction
         self._total_blocks = total_blocks
-        self._quota = int(TENANT_SHARE * total_blocks)
+        self._quotas: OrderedDict[str, int] = OrderedDict()
         self._order = eviction_order(eviction, total_blocks)
         self._orders: dict[str, EvictionOrder] = {}
-        self._over = NOBODY
+        self._over: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._order)
@@ -43,6 +44,17 @@ class IdleNodes:
     def nodes_of(self) -> dict[str, list[Node]]:
         """Each tenant's own, next to be evicted first; for the invariant check."""
         return {tenant: list(order) for tenant, order in self._orders.items()}
+
+    def limit(self, tenant: str, share: float) -> None:
+        """What its quota is from now on."""
+        blocks = int(share * self._total_blocks)
+        if blocks == self._quota(tenant):
+            return
+        self._quotas[tenant] = blocks
+        self._quotas.move_to_end(tenant)
+        if len(self._quotas) > MAX_QUOTAS:
+            self._quotas.popitem(last=False)
+        self._count(tenant, 0)
 
     def enter(self, node: Node) -> None:
         """A new node, in use."""
@@ -76,10 +88,18 @@ class IdleNodes:
 
     def pop(self) -> Node:
         """The one to evict; it is resident no more. Raises StopIteration when there is none."""
-        node = self._orders.get(self._over, self._order).first()
+        node = self._due().first()
         self.remove(node)
         self._count(node.tenant, -1)
         return node
+
+    def _due(self) -> EvictionOrder:
+        """Whose next is the one to go."""
+        over = self._over.keys() & self._orders.keys()
+        return self._orders[max(over, key=self._over.__getitem__)] if over else self._order
+
+    def _quota(self, tenant: str) -> int:
+        return self._quotas.get(tenant, int(WARM_SHARE * self._total_blocks))
 
     def _order_of(self, tenant: str) -> EvictionOrder:
         order = self._orders.get(tenant)
@@ -94,8 +114,8 @@ class IdleNodes:
         left = self.resident[tenant]
         if not left:
             del self.resident[tenant]
-        # With half of the pool as the quota no two tenants can be beyond it.
-        if left > self._quota:
-            self._over = tenant
-        elif self._over == tenant:
-            self._over = NOBODY
+        excess = left - self._quota(tenant)
+        if excess > 0:
+            self._over[tenant] = excess
+        else:
+            self._over.pop(tenant, None)

@@ -124,6 +124,10 @@ class PrefixCache:
         for node in nodes:
             self._idle.use(node, tenant, again)
 
+    def limit(self, tenant: str, share: float) -> None:
+        """The share of the pool that a tenant keeps while others need room, from now on."""
+        self._idle.limit(tenant, share)
+
     def publish(
         self, parent: Node | None, key: bytes, tokens: bytes, block: int, tenant: str
     ) -> Node | None:

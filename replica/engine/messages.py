@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from configs.schema import WARM_SHARE
 from events.cache import CacheFact
 from events.errors import CoreError
 from events.load import DecodeFit, PrefillFit
@@ -28,6 +29,7 @@ class EngineRequest:
     already, elsewhere; it goes on behind them as after a preemption. `salt` and
     `public_cut_blocks`: what `chain` was made with. `grammar`: where it stands in the grammar of
     `params`, behind `output`; from here on the engine's own. `write_to`: as of CoreRequest.
+    `warm_share`: of the pool, what its tenant keeps while others need room.
     """
 
     child: ChildId
@@ -51,6 +53,7 @@ class EngineRequest:
     public_cut_blocks: int = 0
     grammar: GrammarState | None = None
     write_to: str = ""
+    warm_share: float = WARM_SHARE
 
     @property
     def known_tokens(self) -> int:

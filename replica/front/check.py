@@ -65,6 +65,7 @@ def check_request(request: CoreRequest, limits: Limits) -> Ids:
         if deadline_ms is not None and not 0 < deadline_ms < math.inf:
             refuse("A deadline must be a positive number of milliseconds.")
     _within("weight", request.weight, 0.01, MAX_WEIGHT)
+    _within("warm_share", request.warm_share, 0.0, 1.0)
     prompt = _check_ids(request, limits.vocab_size, "prompt")
     check_sampling(request.sampling, limits.vocab_size)
     if not prompt:

@@ -240,6 +240,7 @@ class Intake:
             output=ids.outputs[child.index] or (),
             salt=request.salt,
             public_cut_blocks=request.public_cut_blocks,
+            warm_share=request.warm_share,
             grammar=grammar,
             write_to=request.write_to,
             skip_cache_read=request.sampling.prompt_logprobs is not None,

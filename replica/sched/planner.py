@@ -280,7 +280,9 @@ class Planner:
 
     def _start(self, request: Request, lease: Lease, now_s: float) -> None:
         hit_tokens = len(lease) * self._limits.block_tokens
-        taken = lease.take(request.spec.tenant, again=request.preemptions > 0)
+        spec = request.spec
+        self._cache.limit(spec.tenant, spec.warm_share)
+        taken = lease.take(spec.tenant, again=request.preemptions > 0)
         request.attach(*taken, self._limits.block_tokens)
         if not request.scheduled_s:
             request.scheduled_s = now_s

@@ -14,6 +14,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from configs.schema import WARM_SHARE
 from events.decision import RouteDecision
 from events.errors import CoreError, UserError
 from events.grammar import GRAMMAR
@@ -57,6 +58,7 @@ class Job(Struct, frozen=True, kw_only=True):
     ttft_deadline_ms: float | None = None
     itl_deadline_ms: float | None = None
     write_to: str = ""
+    warm_share: float = WARM_SHARE
 
     def ttft_due_ms(self, leg: Leg) -> float:
         """Until when the first token is of use, from the start of an attempt. Whoever has read the
@@ -319,6 +321,7 @@ class Attempt:
             e2e_deadline_ms=1000 * leg.left_s,
             predicted_cached_tokens=decision.predicted_cached_tokens,
             believed_queue_tokens=self._believed_queue_tokens(),
+            warm_share=job.warm_share,
             progress=leg.progress,
             write_to=job.write_to,
         )

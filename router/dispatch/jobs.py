@@ -73,6 +73,7 @@ class JobMaker:
             weight=tenant.policy.weight,
             ttft_deadline_ms=deadlines.ttft_ms,
             itl_deadline_ms=deadlines.itl_ms,
+            warm_share=tenant.policy.warm_share,
         )
 
     def _chain(self, pool: Pool, tenant: Tenant, prompt: bytes, cut_blocks: int) -> KeyChain:

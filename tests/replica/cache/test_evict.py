@@ -7,6 +7,7 @@ import random
 import pytest
 
 from configs.schema import Eviction
+from replica.cache.idle import MAX_QUOTAS
 from replica.cache.node import NOBODY
 from tests.replica.cache.test_prefix import Tables, keys_of
 
@@ -70,6 +71,31 @@ def test_S6_a_flood_of_one_tenant_evicts_its_own_blocks() -> None:
     assert once(tables, "abcd", "quiet") == 4
     # The quota is soft: what nobody else wants, the flood may use.
     assert tables.cache.idle.resident["flood"] == 8
+
+
+def test_S6_of_several_beyond_their_shares_the_furthest_pays() -> None:
+    tables = Tables(12)
+    tables.cache.limit("small", 0.25)
+    tables.cache.limit("smaller", 0.0)
+    once(tables, "abc", "small")
+    once(tables, "xyzw", "smaller")
+    once(tables, "klmno", "quiet")
+    assert tables.cache.idle.resident == {"small": 3, "smaller": 4, "quiet": 5}
+    once(tables, "rs", "quiet")
+    assert tables.cache.idle.resident == {"small": 3, "smaller": 2, "quiet": 7}
+    tables.cache.limit("small", 0.0)
+    tables.cache.limit("quiet", 1.0)
+    once(tables, "t", "quiet")
+    assert tables.cache.idle.resident == {"small": 2, "smaller": 2, "quiet": 8}
+    once(tables, "uvij", "quiet")
+    assert tables.cache.idle.resident == {"quiet": 12}
+
+
+def test_shares_are_remembered_within_a_bound() -> None:
+    tables = Tables(12)
+    for number in range(MAX_QUOTAS + 9):
+        tables.cache.limit(f"t{number}", 0.25)
+    assert len(tables.cache.idle._quotas) == MAX_QUOTAS
 
 
 def test_what_two_tenants_use_is_charged_to_nobody() -> None:

@@ -340,7 +340,7 @@ async def test_a_deadline_is_never_longer_than_a_thread_can_sleep() -> None:
         await router.send(request(e2e_deadline_ms=1e308))
         await front.submitted()
         asked = front.engine.requests[0]
-        assert asked.deadline_s - asked.arrival_s <= MAX_ATTEMPT_S
+        assert asked.deadline_s <= asked.arrival_s + MAX_ATTEMPT_S
 
 
 @pytest.mark.parametrize(
@@ -460,6 +460,8 @@ async def test_S1_random_bytes_at_the_port_harm_nobody() -> None:
         {"e2e_deadline_ms": float("nan")},
         {"weight": 0.0},
         {"weight": float("nan")},
+        {"warm_share": float("nan")},
+        {"warm_share": -0.1},
         {"max_tokens": 0},
         {"max_tokens": 1000},
         {"n": 0},

@@ -129,6 +129,15 @@ async def test_O3_over_its_limit_a_tenant_is_told_when_to_come_again(
         assert "x-ratelimit-limit-requests" not in response.headers
 
 
+async def test_S6_a_tenants_share_of_what_stays_warm_reaches_the_replica(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    assert await chat(house, http) == 200
+    await change(house, http, warm_share=0.125)
+    assert await chat(house, http) == 200
+    assert [call.request.warm_share for call in house.calls] == [0.5, 0.125]
+
+
 async def test_requests_at_once_are_counted_and_given_back(
     house: House, http: aiohttp.ClientSession
 ) -> None:
