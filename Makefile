@@ -37,7 +37,7 @@ test: setup
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 
 slow: setup
-	@$(VENV)/bin/python -m pytest -m "slow or traces"
+	@$(VENV)/bin/python -m pytest -m "slow or soak or traces"
 
 lint: setup
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy

@@ -116,6 +116,7 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     overlap: the next step is planned while one executes, on a thread of its own.
     role: "prefill" computes long prompts for others and answers nobody while one of these is there;
     "decode" gets no long cold prompt while somebody else can compute it; "both" does everything.
+    retract_every_steps: for tests, somebody loses its KV every so many steps; 0 for never.
     """
 
     id: str
@@ -133,6 +134,7 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_step_tokens: _Some = 512
     itl_target_ms: _Delay = 200.0
     overlap: bool = False
+    retract_every_steps: _Count = 0
     max_waiting_tokens: _Some = 262_144
     order: ServiceOrder = "deadline"
     shadow_order: ServiceOrder | Literal[""] = ""

@@ -18,7 +18,7 @@ from tools.fetch import default_model
 ROOT = Path(__file__).parents[1]
 TRACES = ROOT.parent / "shared" / "data"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ON_REQUEST = ("slow", "traces", "gpu", "vllm")
+ON_REQUEST = ("slow", "soak", "traces", "gpu", "vllm")
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 # Every run draws the same examples, and a busy machine is no failure.

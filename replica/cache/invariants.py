@@ -47,6 +47,7 @@ def _check_pool(pool: BlockPool, users: Counter[int]) -> None:
 def _check_node(cache: PrefixCache, node: Node) -> None:
     nodes = cache.nodes()
     require(nodes.get(node.key) is node, "a node is found under its own key")
+    require(len(node.tokens) == cache.block_bytes, "only full blocks are published")
     require(len(node.copies) >= 1, "a resident node has a copy")
     if node.parent is not None:
         require(nodes.get(node.parent.key) is node.parent, "the cache is prefix-closed")

@@ -88,7 +88,7 @@ class PrefixCache:
         self.watcher: CacheWatcher | None = None
         self.parked: list[int] = []
         self.shares = shares
-        self._block_bytes = 4 * block_tokens
+        self.block_bytes = 4 * block_tokens
         self._nodes: dict[bytes, Node] = {}
         self._owners: dict[int, Node] = {}
         self._idle = IdleNodes(eviction, pool.total_blocks)
@@ -200,7 +200,7 @@ class PrefixCache:
     def _match(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> list[Node]:
         found: list[Node] = []
         parent: Node | None = None
-        width = self._block_bytes
+        width = self.block_bytes
         for index in range(min(limit, len(keys))):
             node = self._nodes.get(keys[index])
             if node is None or node.parent is not parent:

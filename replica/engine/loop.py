@@ -71,6 +71,7 @@ class EngineThread:
                 max_waiting_tokens=config.max_waiting_tokens,
                 itl_target_ms=config.itl_target_ms,
                 batching=config.batching,
+                retract_every_steps=config.retract_every_steps,
             ),
             next_key=partial(block_key, cluster_key),
             after_commit=check_scheduler if check else None,

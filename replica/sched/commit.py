@@ -96,8 +96,11 @@ class Committer:
         request.committed = row.start + len(row.token_ids)
         request.prompt_scores += result.scores
         self._publish(request)
-        if row.sample is not None and result.token_id is not None and not request.over:
-            request.tokens.append(result.token_id)
+        if row.sample is None or result.token_id is None:
+            return
+        # Known even to one that is over: a row in flight behind this one computed it.
+        request.tokens.append(result.token_id)
+        if not request.over:
             self._take_in(request, result, result.token_id)
 
     def take_loaded(self, request: Request, blocks: int) -> None:

@@ -203,10 +203,12 @@ async def rig(
     progress_s: float = 30.0,
     name: str = "replica-0",
     compiler: GrammarCompiler | None = None,
+    serving: Served | None = None,
 ) -> AsyncIterator[Rig]:
     """A served front; whatever the test did, nothing is left of it at the end.
 
-    `engine_over` makes another engine than the scripted one over the sink.
+    `engine_over` makes another engine than the scripted one over the sink; `serving` takes the
+    place of all that is served with.
     """
     queue = StepQueue(asyncio.get_running_loop())
     if engine_over is None:
@@ -214,7 +216,7 @@ async def rig(
     else:
         engine = engine_over(queue)
     link = LinkSettings(name, 5, SECRET, handshake_s, heartbeat_s=30.0, stall_s=stall_s)
-    serving = served(mailbox_bytes, mailboxes_bytes, compiler)
+    serving = serving or served(mailbox_bytes, mailboxes_bytes, compiler)
     app = build_front(engine, queue, serving, link, Patience(slow_s, progress_s))
     runner = app.runner()
     await runner.setup()

@@ -132,6 +132,21 @@ def test_leaving_with_two_rows_in_flight(word: str, when: str) -> None:
     bench.assert_empty()
 
 
+def test_what_an_aborted_child_had_in_flight_is_published_in_whole_blocks() -> None:
+    bench = Bench()
+    child = bench.add(tokens_of(1, 7), sampling(9))
+    plan, following = ahead(bench)
+    bench.scheduler.lifecycle.abort(child)
+    bench.finish_step(plan)
+    bench.finish_step(following)
+    bench.assert_empty()
+    assert bench.tokens(child) == []
+    again = bench.add((*tokens_of(1, 7), bench.wanted(child)[0], 5), sampling(2))
+    bench.run()
+    assert bench.cached(again) == 8
+    bench.assert_right(again)
+
+
 @pytest.mark.parametrize("kind", ["first_prefill", "middle_chunk", "last_chunk", "decode", "mixed"])
 def test_a_failed_step_calls_off_the_one_planned_behind_it(kind: str) -> None:
     bench = Bench(total_blocks=128)

@@ -1,0 +1,178 @@
+"""Routers that ask at random, read slowly, pause, change their minds, and go away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from events.errors import CoreError
+from events.output import CoreDelta, StepFrame
+from events.request import LINK_VERSION, Abort, Hold, LinkHello, Resume
+from events.session import ACK_FRAMES, Ack
+from events.wire import decode_replica_frame, encode
+from tests.replica.front.rig import SECRET, Answer
+from tests.replica.soak.scripts import Script
+from tests.replica.soak.world import World
+
+MAX_OPEN = 10
+ALLOWED = ("deadline", "deadline_exceeded", "slow_reader", "queue_full", "grammar_timeout")
+LEFT_S = 60.0
+"""How long what is still open at the end may take."""
+
+
+@dataclass
+class Asked:
+    """A request whose answer is not complete."""
+
+    script: Script
+    attempt: int
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        return all(answer.finish is not None for answer in self.answers)
+
+
+class Router:
+    """One link after the other. `tally` counts what happened to whole requests and to children."""
+
+    def __init__(
+        self, name: str, world: World, scripts: list[Script], tally: Counter[str], seed: int
+    ) -> None:
+        self._name = name
+        self._world = world
+        self._scripts = scripts
+        self._tally = tally
+        self._rng = random.Random(seed)
+        self._open: dict[str, Asked] = {}
+        self._numbers = 0
+        self._lives = 0
+        self._later: set[asyncio.Task[None]] = set()
+
+    async def run(self, until_s: float) -> None:
+        while time.monotonic() < until_s:
+            self._lives += 1
+            front = self._world.front
+            async with front.session.ws_connect(front.url + "/link", max_msg_size=0) as socket:
+                await self._live(socket, until_s)
+
+    async def _live(self, socket: aiohttp.ClientWebSocketResponse, until_s: float) -> None:
+        boot = f"{self._name}-{self._lives}"
+        hello = LinkHello(version=LINK_VERSION, router_id="r", router_boot=boot, secret=SECRET)
+        await socket.send_bytes(encode(hello))
+        reading = asyncio.create_task(self._read(socket))
+        end_s = time.monotonic() + self._rng.expovariate(1 / 15)
+        while time.monotonic() < min(until_s, end_s) and not reading.done():
+            if len(self._open) < MAX_OPEN:
+                await self._ask(socket, boot)
+            await asyncio.sleep(self._rng.expovariate(1 / 0.03))
+            await self._meddle(socket)
+        if end_s < until_s and not reading.done():
+            self._go_away(socket)
+        else:
+            await self._wait_for_all(reading)
+        for task in (reading, *self._later):
+            task.cancel()
+        results = await asyncio.gather(reading, *self._later, return_exceptions=True)
+        self._later.clear()
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, ConnectionError):
+                raise result
+
+    def _go_away(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Without a word; nothing more comes of what is open."""
+        self._tally["lost"] += len(self._open)
+        self._open.clear()
+        socket._response.connection.transport.abort()
+
+    async def _wait_for_all(self, reading: asyncio.Task[None]) -> None:
+        deadline_s = time.monotonic() + LEFT_S
+        while self._open and not reading.done():
+            assert time.monotonic() < deadline_s, f"{len(self._open)} requests never ended"
+            await asyncio.sleep(0.02)
+
+    async def _ask(self, socket: aiohttp.ClientWebSocketResponse, boot: str) -> None:
+        rng, script = self._rng, self._rng.choice(self._scripts)
+        self._numbers += 1
+        name = f"{boot}-{self._numbers}"
+        self._open[name] = Asked(script, 1, [Answer() for _ in range(script.request.sampling.n)])
+        self._tally["asked"] += 1
+        asked = script.asked(
+            name,
+            router_boot=boot,
+            dispatch_seq=self._numbers,
+            priority=rng.choice((0, 0, 0, 1, -1)),
+            weight=rng.choice((0.5, 1.0, 4.0)),
+            ttft_deadline_ms=rng.choice((None, None, None, 5_000.0, 200.0)),
+            itl_deadline_ms=rng.choice((None, 250.0)),
+            e2e_deadline_ms=rng.choice((None, None, None, None, 60_000.0, 300.0)),
+        )
+        await socket.send_bytes(encode(asked))
+
+    async def _meddle(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        if not self._open:
+            return
+        name = self._rng.choice(list(self._open))
+        word = self._rng.random()
+        if word < 0.1:
+            await socket.send_bytes(encode(Abort(request_id=name, attempt=1)))
+        elif word < 0.2:
+            await socket.send_bytes(encode(Hold(request_id=name, attempt=1)))
+            resuming = asyncio.create_task(self._resume(socket, name))
+            self._later.add(resuming)
+            resuming.add_done_callback(self._later.discard)
+
+    async def _resume(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
+        await asyncio.sleep(self._rng.uniform(0.0, 0.5))
+        await socket.send_bytes(encode(Resume(request_id=name, attempt=1)))
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        received = 0
+        async for message in socket:
+            frame = decode_replica_frame(message.data)
+            if isinstance(frame, StepFrame):
+                received += 1
+                for delta in frame.deltas:
+                    self._take(delta)
+                if received % ACK_FRAMES == 0:
+                    await socket.send_bytes(encode(Ack(received=received)))
+                if self._rng.random() < 0.01:
+                    self._tally["slow reads"] += 1
+                    await asyncio.sleep(self._rng.choice((0.05, 0.2, 0.5, 1.6)))
+
+    def _take(self, delta: CoreDelta) -> None:
+        asked = self._open.get(delta.request_id)
+        assert asked is not None, "an answer to nothing, or behind its end"
+        answer = asked.answers[delta.child]
+        answer.add(delta)
+        answer.deltas.clear()
+        if answer.finish is not None:
+            self._check(asked.script, delta.child, answer)
+        if asked.over:
+            del self._open[delta.request_id]
+            self._tally["answered"] += 1
+
+    def _check(self, script: Script, child: int, answer: Answer) -> None:
+        """Nothing lost, nothing twice: the answer that it gives alone, or the beginning of it."""
+        right, finish = script.answers[child], answer.finish
+        assert finish is not None
+        self._tally[f"ended: {finish.reason}"] += 1
+        self._tally["tokens"] += len(answer.token_ids)
+        self._tally["recomputed tokens"] += finish.recomputed_tokens
+        if finish.reason in ("stop", "length"):
+            said = (answer.text, answer.token_ids, finish.reason)
+            assert said == (right.text, right.token_ids, right.finish.reason), script.request
+            return
+        # What was held back for a stop string is shown at the end, and may go beyond the answer.
+        both = min(len(answer.token_ids), len(right.token_ids))
+        assert answer.token_ids[:both] == right.token_ids[:both], script.request
+        if finish.reason == "error":
+            error: CoreError | None = finish.error
+            assert error is not None
+            assert error.code in ALLOWED, error
+            self._tally[f"error: {error.code}"] += 1

@@ -1,0 +1,176 @@
+"""A replica under load that misbehaves: every answer right, nothing kept, memory flat.
+
+WARMROUTE_SOAK_S says for how many seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from replica.front import fence
+from replica.sched.invariants import check_scheduler
+from tests.replica.cache.test_journal import replay
+from tests.replica.front.test_engine import settled
+from tests.replica.soak.clients import Router
+from tests.replica.soak.scripts import learn, scripts
+from tests.replica.soak.world import World, alone, loaded
+
+SECONDS = float(os.environ.get("WARMROUTE_SOAK_S", "25"))
+ROUTERS = 4
+SCRIPTS = 64
+WARM_SHARE = 0.3
+"""Of the time, until memory has to be flat."""
+
+MIB = 1 << 20
+GROWTH_MIB = 24.0
+"""What warm memory may grow by in all, however long it takes: allocators round."""
+
+POOL_THREADS = 8
+"""The event loop's own pool, which starts them as it needs them."""
+
+MIN_PER_S = 1.0
+CLEAR_EVERY_S = 5.0
+
+
+@dataclass
+class Watch:
+    """A sample each second. `published` follows the journal as a reader of the bus does."""
+
+    world: World
+    rss_mib: list[float] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+    published: set[bytes] = field(default_factory=set)
+
+    async def run(self) -> None:
+        while True:
+            self.sample()
+            await asyncio.sleep(1.0)
+
+    def sample(self) -> None:
+        engine, tiers = self.world.engine, self.world.tiers
+        assert engine.load().alive
+        assert self.world.front.app.healthy
+        self.published = replay(self.published, engine.drain_facts())
+        if tiers is not None:
+            tiers.drain_facts()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        self.rss_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / MIB)
+        self.files.append(len(os.listdir("/proc/self/fd")))
+        self.threads.append(threading.active_count())
+
+    @property
+    def warm_mib(self) -> float:
+        """Just after the warm-up."""
+        first = int(len(self.rss_mib) * WARM_SHARE)
+        return statistics.median(self.rss_mib[first : first + max(3, first // 3)])
+
+    @property
+    def last_mib(self) -> float:
+        """At the end."""
+        return statistics.median(self.rss_mib[-max(3, len(self.rss_mib) // 10) :])
+
+
+async def clear_now_and_then(world: World) -> None:
+    while True:
+        for limit in (None, 40, None):
+            await asyncio.sleep(CLEAR_EVERY_S)
+            await asyncio.to_thread(world.engine.clear_cache, limit, limit is not None)
+
+
+def assert_nothing_left(world: World, watch: Watch) -> None:
+    """Everybody has ended: no blocks, no entries, no loads, no leases, no jobs."""
+    engine, scheduler, tiers = world.engine, world.engine.scheduler, world.tiers
+    check_scheduler(scheduler)
+    assert len(scheduler.table) == 0
+    assert not scheduler.in_flight
+    assert scheduler.cache.available == scheduler.limits.total_blocks
+    assert engine.open_children() == engine.load().broken_invariants == 0
+    watch.sample()
+    assert watch.published == set(scheduler.cache.nodes())
+    compiling = world.front.front.intake.compiling
+    assert compiling is not None
+    assert len(compiling) == 0
+    assert tiers is not None
+    assert tiers.outbound.drain(20.0)
+    loader = tiers.loader
+    assert not loader._loads
+    assert not loader._queue
+    assert loader._staging.free == loader._staging.slots
+    assert tiers.spot.mismatches == 0
+
+
+async def soak(world: World, routers: list[Router], watch: Watch) -> None:
+    until_s = time.monotonic() + SECONDS
+    beside = [asyncio.create_task(watch.run()), asyncio.create_task(clear_now_and_then(world))]
+    try:
+        await asyncio.gather(*(router.run(until_s) for router in routers))
+        for task in beside:
+            assert not task.done(), task.exception()
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+
+
+@pytest.mark.soak
+async def test_O1_O5_misbehaviour_leaves_right_answers_and_nothing_else(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Answers are kept for a while by design: for less here, so that memory is soon flat.
+    monkeypatch.setattr(fence, "KEPT_S", 2.0)
+    known = scripts(seed=5, count=SCRIPTS)
+    async with alone(tiny_model) as world:
+        await learn(known, await world.front.dial())
+    tally: Counter[str] = Counter()
+    async with loaded(tiny_model) as world:
+        watch = Watch(world)
+        routers = [Router(f"r{n}", world, known, tally, seed=n) for n in range(ROUTERS)]
+        await soak(world, routers, watch)
+        await settled(world.front, world.engine)
+        await asyncio.to_thread(world.engine.clear_cache, None, False)
+        assert_nothing_left(world, watch)
+        report(world, watch, tally)
+    assert tally["asked"] == tally["answered"] + tally["lost"]
+    assert tally["asked"] > MIN_PER_S * SECONDS
+    assert watch.last_mib - watch.warm_mib < GROWTH_MIB
+    assert watch.files[-1] <= max(watch.files[: len(watch.files) // 2])
+    assert watch.threads[-1] <= max(watch.threads[: len(watch.threads) // 2]) + POOL_THREADS
+
+
+def report(world: World, watch: Watch, tally: Counter[str]) -> None:
+    """What the run was like; and that it met what it is for."""
+    load, counters, tiers = world.engine.load(), world.front.front.counters, world.tiers
+    assert tiers is not None
+    assert world.flaky is not None
+    figures = {
+        "seconds": SECONDS,
+        **tally,
+        "steps": load.steps,
+        "failed steps": load.failed_plans,
+        "preemptions": load.preemptions_total,
+        "displaced": dict(load.displaced),
+        "loaded blocks": tiers.loader.loaded_blocks,
+        "loads": dict(tiers.loader.ends),
+        "mailbox holds": counters.mailbox_holds,
+        "slow aborts": counters.mailbox_aborts,
+        "late outputs": counters.late_outputs,
+        "MiB warm": round(watch.warm_mib, 1),
+        "MiB last": round(watch.last_mib, 1),
+        "MiB most": round(max(watch.rss_mib), 1),
+    }
+    for name, value in figures.items():
+        print(f"{name:>24}  {value}")
+    for name in ("steps", "failed steps", "preemptions", "loaded blocks", "mailbox holds"):
+        assert figures[name], name
+    for name in ("ended: stop", "ended: length", "ended: abort", "lost", "slow reads"):
+        assert tally[name], name
