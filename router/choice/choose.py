@@ -293,9 +293,13 @@ class RouterBrain:
             until_s = now_s + self._optimistic_ttl_s(scored)
             self.optimistic.remember(decision.replica, decision.decision_id, query.chain, until_s)
         # What it would fetch it may compute as well: its digest is judged by its device alone.
-        held = min(cached, decision.matched_tokens) if scored.fetches else cached
+        held = min(cached, decision.matched_tokens) if scored.fetched else cached
         prediction = Prediction(
-            held, scored.ttft_ms, decision.matched_tokens, decision.usable_tokens
+            held,
+            scored.ttft_ms,
+            decision.matched_tokens,
+            decision.usable_tokens,
+            scored.fetched,
         )
         self._open[decision.decision_id] = _Open(
             decision, query, member.boot, prediction, expires_s

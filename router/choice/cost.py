@@ -9,6 +9,7 @@ kernel (cost.cpp) to the same results.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from router.choice.sheet import (
     Prices,
     Sheet,
 )
+from router.fleet.fetches import FetchRun
 from router.fleet.member import SUSPECT_LOAD_AGE_S
 
 OWN_DECODE_WEIGHT = 0.1
@@ -173,6 +175,27 @@ def fetched(
         reach = np.where(pays, reach + count, reach)
         transfer_ms += np.where(pays, fetch_ms, 0.0)
     return reach, transfer_ms
+
+
+def runs_of(
+    b: float,
+    c: float,
+    overlap: int,
+    depths: Sequence[int],
+    speeds: Sequence[tuple[float, float]],
+    demand: Demand,
+) -> tuple[FetchRun, ...]:
+    """What `fetched` would bring to one replica, run by run."""
+    size, reach = demand.block_tokens, overlap
+    most, runs = (demand.prompt_tokens - 1) // size, []
+    for tier, (depth, (latency_ms, block_ms)) in enumerate(zip(depths, speeds, strict=True)):
+        count = min(most, depth) - reach
+        done, fresh = reach * size, count * size
+        compute_ms = b * fresh + c * (done * fresh + fresh * (fresh + 1) / 2)
+        if count > 0 and latency_ms + count * block_ms <= FETCH_MARGIN * compute_ms:
+            runs.append(FetchRun(tier, done, done + fresh))
+            reach += count
+    return tuple(runs)
 
 
 def _terms(

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 from operator import itemgetter
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from msgspec import Struct
 
 from events.decision import CandidateTerms
+from router.choice.cost import runs_of
 from router.choice.pricer import pricer
 from router.choice.reserve import Ledger
 from router.choice.roles import price_by_role
@@ -21,6 +22,7 @@ from router.choice.route import RouteQuery
 from router.choice.sheet import BEST, FIT, ROW, TERMS, TOO_LONG, UNHEARD, Below, Demand, Prices
 from router.cluster.peers import Peers, together
 from router.fleet.board import Board
+from router.fleet.fetches import FetchRun
 from router.fleet.fleet import Fleet
 from router.fleet.member import Member
 from router.locality.optimistic import OptimisticEntries
@@ -33,21 +35,32 @@ _OVERLAP, _CACHED = map(TERMS.index, ("overlap_blocks", "cached_tokens"))
 _EVIDENCE = [ROW.index(name) for name in ("trust", "digest_at_s", "load_at_s", "unknown")]
 _LOAD = ("requests", "queued_tokens", "total_blocks", "free_blocks", "cached_blocks")
 _PRICE = ("ttft_ms", "new_blocks", "cached_tokens", "usable_tokens", "transfer_ms")
+_speed_of = itemgetter(*map(ROW.index, ("b", "c")))
 _load_of = itemgetter(*map(ROW.index, _LOAD))
 _price_of = itemgetter(*map(TERMS.index, _PRICE))
 
 
 class Scored(Struct, frozen=True):
     """What the reservation needs of a candidate; `new_blocks` is KV beyond what is cached.
-    `fetches`: a part of `cached_tokens` would come from the tiers below its device."""
+    `fetched`: the part of `cached_tokens` that would come from the tiers below its device."""
 
     member: Member
     ttft_ms: float
     new_blocks: int
     cached_tokens: int
     usable_tokens: int
-    fetches: bool
+    fetched: tuple[FetchRun, ...]
     digest_blocks: int
+
+
+class Look(NamedTuple):
+    """What was looked up for a query: leading blocks as the digests say, and with what is promised,
+    int32 (n,); what lies below."""
+
+    demand: Demand
+    digest_blocks: np.ndarray
+    depths: np.ndarray
+    below: Below | None
 
 
 class Field:
@@ -60,7 +73,7 @@ class Field:
         board: Board,
         query: RouteQuery,
         now_s: float,
-        digest_blocks: np.ndarray,
+        look: Look,
         prices: Prices,
         barred: np.ndarray | None = None,
     ) -> None:
@@ -68,7 +81,7 @@ class Field:
         self._board = board
         self._query = query
         self._now_s = now_s
-        self._digest_blocks = digest_blocks
+        self._look = look
         self._barred = barred
         state, terms, best, figures = prices
         self._state, self._terms, self._figures = state, terms, figures
@@ -92,9 +105,16 @@ class Field:
             new_blocks=int(new),
             cached_tokens=int(cached),
             usable_tokens=int(usable),
-            fetches=transfer_ms > 0,
-            digest_blocks=int(self._digest_blocks[row]),
+            fetched=self._fetched(row) if transfer_ms > 0 else (),
+            digest_blocks=int(self._look.digest_blocks[row]),
         )
+
+    def _fetched(self, row: int) -> tuple[FetchRun, ...]:
+        below = self._look.below
+        assert below is not None
+        b, c = _speed_of(self._board.table[row].tolist())
+        depths, speeds = below.depths[:, row].tolist(), below.speeds[row].tolist()
+        return runs_of(b, c, int(self._look.depths[row]), depths, speeds, self._look.demand)
 
     def soonest_ms(self) -> float:
         """The shortest TTFT to be had."""
@@ -259,15 +279,16 @@ class Scorer:
         depths = board.promised(self._optimistic, query.chain, digest_blocks)
         depths = self._marked(query, board, depths, now_s)
         asked, below = _asked(query, board), self._below(query, board)
+        look = Look(demand, digest_blocks, depths, below)
 
         def price(asked: np.ndarray) -> Prices:
             there = digest_blocks
             return self._pricer.price(board.sheet, demand, asked, depths, there, now_s, below)
 
         if query.pin is not None or not board.has_roles:
-            return Field(board, query, now_s, digest_blocks, price(asked))
+            return Field(board, query, now_s, look, price(asked))
         prices, barred = price_by_role(board, query, asked, self._long_tokens, price)
-        return Field(board, query, now_s, digest_blocks, prices, barred)
+        return Field(board, query, now_s, look, prices, barred)
 
     def _below(self, query: RouteQuery, board: Board) -> Below | None:
         """What lies below the devices; None where nobody shows any of it."""

@@ -12,7 +12,7 @@ from events.load import DECODE, OWN_ENGINE, PREFILL
 from kvstore.identity import KeyChain
 from router.choice.reserve import SIZES, Booked
 from router.choice.sheet import Below, Sheet
-from router.fleet.member import Member
+from router.fleet.member import Member, store_of
 from router.locality.below import TIERS, BelowIndex, Reach
 from router.locality.index import DigestIndex, Seats
 from router.locality.optimistic import OptimisticEntries
@@ -58,8 +58,10 @@ class Board:
         row = self.rows[member.replica]
         self.table[row] = row_of(member, booked)
         if member.load is not None and member.load.fetch:
-            fits = member.load.fetch[:TIERS]
-            self.speeds[row, : len(fits)] = [(fit.latency, fit.per_block) for fit in fits]
+            for place, fit in enumerate(member.load.fetch[:TIERS]):
+                # What comes one time in two takes twice as long.
+                trust = member.trust.fetches.value(place, member.load_at_s)
+                self.speeds[row, place] = fit.latency / trust, fit.per_block / trust
 
     def depths(self, index: DigestIndex, keys: bytes) -> np.ndarray:
         """Leading blocks of a chain, its keys back to back, that each member's digest says it
@@ -84,7 +86,7 @@ class Board:
 
     def _stores(self) -> list[list[str]]:
         """Of each tier, the name that each member has for it."""
-        return [[_store(member, place) for member in self.members] for place in range(TIERS)]
+        return [[store_of(member, place) for member in self.members] for place in range(TIERS)]
 
     def promised(
         self, optimistic: OptimisticEntries, chain: KeyChain, depths: np.ndarray
@@ -117,12 +119,6 @@ class Board:
         kept = rows_of[rows_of != NOWHERE]
         self._rows_of[slots] = found = kept.tolist() if len(kept) <= FEW_ROWS else kept
         return found
-
-
-def _store(member: Member, place: int) -> str:
-    """The store that a member names there; empty for none, and for one of its own."""
-    tiers = member.hello.tiers
-    return tiers[place] if place < len(tiers) else ""
 
 
 def _bits(word: int) -> np.ndarray:

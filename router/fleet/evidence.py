@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.identity import KeyChain
-from router.fleet.member import Member, Proof
+from router.fleet.member import Member, Proof, tier_name
 from router.locality.falsehits import FalseHits
 from router.locality.index import DigestIndex
 from router.telemetry.alarms import Alarms
@@ -51,6 +51,11 @@ class Evidence:
         stale = unknown_s is None and now_s - member.digest_at_s >= STALE_DIGEST_AFTER_S
         self._alarms.set(stale, "stale_digest", member.replica, "no word of its cache for seconds")
 
+        short = member.trust.fetches.short(now_s)
+        names = ", ".join(tier_name(member, tier) for tier in short)
+        self._alarms.set(
+            bool(short), "loads_fall_short", member.replica, f"{names} gives less than is shown"
+        )
         if member.proof is not None and now_s >= member.proof.due_s:
             self._prove(member, member.proof)
 

@@ -232,6 +232,7 @@ class Fleet:
             return
         trust = member.trust
         trust.observe(predicted, cached_tokens, ttft_ms)
+        trust.fetches.observe(predicted.fetched, cached_tokens, ttft_ms, self._clock())
         self.alarms.set(trust.false_hits, "false_hits", replica, f"trust {trust.value:.2f}")
 
     def on_fence(self, listener: FenceListener) -> None:

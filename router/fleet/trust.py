@@ -10,24 +10,25 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from router.fleet.fetches import HALF_WORTH_S, FetchRun, FetchTrust
+
 LEARNING_RATE = 0.2
 MIN_SAMPLES = 5
 FALSE_HITS_BELOW = 0.5
 FALSE_HITS_OVER_ABOVE = 0.7
-HALF_WORTH_S = 5.0
-"""A prediction that waited so long says half as much: what it was about may have been evicted."""
-
 MISSES_FOR_ALARM = 4
 MAX_TTFT_RATIO = 100.0
 
 
 class Prediction(Struct, frozen=True):
-    """What was said at decision time: see events.decision.RouteDecision."""
+    """What was said at decision time: see events.decision.RouteDecision. `fetched`: what was to
+    come from below the device, in order, beyond `cached_tokens`."""
 
     cached_tokens: int
     ttft_ms: float
     matched_tokens: int = 0
     usable_tokens: int = 0
+    fetched: tuple[FetchRun, ...] = ()
 
 
 class Trust:
@@ -38,6 +39,7 @@ class Trust:
         self.samples = 0
         self.ttft_ratio = 1.0
         self.false_hits = False
+        self.fetches = FetchTrust()
         self._misses = 0
         self._private_misses = 0
 

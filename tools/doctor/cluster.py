@@ -13,6 +13,10 @@ MEANINGS = {
     "no_events": ("it is routed as if it held nothing", "its log says why it publishes nothing"),
     "stale_digest": ("its cache is trusted less and less", "is the bus reachable from it?"),
     "false_hits": ("it holds less than its digest claims", "raise `digest_bits` of its replicas"),
+    "loads_fall_short": (
+        "less KV comes from there than is shown",
+        "`warmroute kv stats`, and its log",
+    ),
     "nothing_matches": ("router and replica name blocks differently", "one version on both sides"),
     "salt_unknown": ("tenants' own blocks are never found", "the same tenants on both sides"),
     "replica_stalled": ("it is stopped or overloaded", "its log, and the machine's load"),
