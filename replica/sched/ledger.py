@@ -24,6 +24,7 @@ HEADROOM_SHARE = 64
 """One block in so many stays free when a newcomer is let in beside others, for emergencies."""
 
 MAX_PREFILLS = 16
+MAX_LOADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Limits:
 
     `itl_target_ms`: while others decode, a step computes only as much prefill as lets it end by
     then; 0 leaves it to `max_step_tokens`. `max_prefills`: prompts that are computed by turns.
+    `max_loads`: requests that wait for blocks from below at once.
     `horizon_tokens`: how much of an answer is reserved before any lengths were learnt.
     `retract_every_steps`: for tests, somebody loses its KV every so many plans. `batching`: see
     ReplicaConfig.
@@ -68,6 +70,7 @@ class Limits:
     horizon_tokens: int = HORIZON_TOKENS
     itl_target_ms: float = 0.0
     max_prefills: int = MAX_PREFILLS
+    max_loads: int = MAX_LOADS
     retract_every_steps: int = 0
     batching: Batching = "continuous"
 
@@ -78,7 +81,9 @@ class Limits:
 
 class Ledger:
     """Answers for one replica's limits: seats, prompts by turns, blocks now and for what is to
-    come. `usable_blocks` is the pool less what is parked; `never` counts refusals by their code.
+    come, loads from below. What an answer has to fit is compiled before its request comes here.
+
+    `usable_blocks` is the pool less what is parked; `never` counts refusals by their code.
     """
 
     def __init__(self, limits: Limits, lengths: OutputLengths) -> None:
@@ -141,6 +146,10 @@ class Ledger:
         if running and self._peak(candidate, hit_blocks, running) + headroom > available:
             return Later("headroom")
         return Granted()
+
+    def load(self, under_way: int) -> Answer:
+        """Whether one more load may begin beside so many: each holds blocks without computing."""
+        return Granted() if under_way < self.limits.max_loads else Later("transfers")
 
     @staticmethod
     def turns(running: Sequence[Request]) -> int:

@@ -30,7 +30,7 @@ class Draft:
     """The plan in the making: its rows, and how many tokens each request may compute in it.
 
     `ahead`: another plan is in flight. Then nobody is preempted, for that would free nothing now;
-    `starved` says that somebody would have to be.
+    `starved` says that somebody would have to be. `unloaded`: who was found to wait for a load.
     """
 
     def __init__(self, ahead: bool) -> None:
@@ -39,6 +39,7 @@ class Draft:
         self.quotas: dict[ChildId, int] = {}
         self.ahead = ahead
         self.starved = False
+        self.unloaded = 0
 
     def add(self, request: Request, row: PlanRow) -> None:
         """One more row."""
@@ -205,6 +206,8 @@ class Planner:
     def _admit_waiting(self, draft: Draft, now_s: float) -> None:
         """Start what fits beside those that run."""
         for request in self._table.waiting[:SCAN_REQUESTS]:
+            if draft.unloaded > self._limits.max_loads:
+                return
             if self._leader(request) is not None:
                 self.later["cold_prefix"] += 1
             elif not self._try_admit(request, draft, now_s):
@@ -235,8 +238,7 @@ class Planner:
         limit = request.cache_limit // block_tokens
         with self._cache.lookup(request.keys, request.tokens.tobytes(), limit) as lease:
             self._table.expect_hit(request, len(lease) * block_tokens)
-            if self._leader(request) is not None:
-                self.later["cold_prefix"] += 1
+            if self._lets_pass(request, draft, len(lease)):
                 return True
             answer = self._ask(request, draft, len(lease), seated)
             if isinstance(answer, Granted):
@@ -250,6 +252,18 @@ class Planner:
             return False
         if isinstance(answer, Never):
             self._lifecycle.refuse(request, answer.error)
+        return True
+
+    def _lets_pass(self, request: Request, draft: Draft, hit_blocks: int) -> bool:
+        """Whether it waits for a prefix that another one computes, or for room to load its own
+        while others compute; nobody waits behind it for that."""
+        if self._leader(request) is not None:
+            self.later["cold_prefix"] += 1
+            return True
+        if not self._table.running or not self._loading.waits(request, hit_blocks):
+            return False
+        self.later["transfers"] += 1
+        draft.unloaded += 1
         return True
 
     def _ask(

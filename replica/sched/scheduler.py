@@ -61,7 +61,7 @@ class Scheduler:
         self.lengths = OutputLengths(limits.horizon_tokens)
         self.lifecycle = Lifecycle(self.table, self.cache, self.lengths, tiers)
         self.ledger = Ledger(limits, self.lengths)
-        self._loading = Loading(limits, self.lifecycle)
+        self._loading = Loading(self.ledger, self.lifecycle)
         policy = Deadline() if policy is None else policy
         self.planner = Planner(policy, self.ledger, self.lifecycle, self._loading, self.timing)
         self.service = Service(policy, shadow, self.lifecycle, self.timing)

@@ -6,6 +6,7 @@ that come then meet a late commit.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 
@@ -31,6 +32,12 @@ from tests.replica.cache.test_journal import replay
 from tests.replica.sched.rig import Bench, real_key, sampling, short_key, tokens_of
 
 CHECKED_SHARE = 0.1
+
+LONG_STEPS = int(os.environ.get("WARMROUTE_MACHINE_STEPS", "120000"))
+"""Of the long runs, each."""
+
+EXAMPLE_STEPS = 80
+SEED_STEPS = 10_000
 
 
 class Driver:
@@ -111,6 +118,10 @@ class Driver:
         if request is not None and request.state.name == "RUNNING":
             self.bench.scheduler.lifecycle.preempt(request)
 
+    def evict(self, blocks: int) -> None:
+        cache = self.bench.scheduler.cache
+        cache.release(cache.allocate(min(blocks, cache.available)))
+
     def land(self, blocks: int) -> None:
         tiers = self.bench.tiers
         if tiers is not None and tiers.open:
@@ -163,6 +174,7 @@ class EngineMachine(RuleBasedStateMachine):
         itl_target_ms=st.sampled_from([0.0, 3.0]),
         key=st.sampled_from([real_key, short_key]),
         tiered=st.booleans(),
+        max_loads=st.integers(1, 3),
     )
     def start(
         self,
@@ -173,6 +185,7 @@ class EngineMachine(RuleBasedStateMachine):
         itl_target_ms: float,
         key: object,
         tiered: bool,
+        max_loads: int,
     ) -> None:
         self.driver = Driver(
             Bench(
@@ -183,6 +196,7 @@ class EngineMachine(RuleBasedStateMachine):
                 horizon_tokens=horizon,
                 itl_target_ms=itl_target_ms,
                 max_prefills=3,
+                max_loads=max_loads,
                 next_key=key,
                 eos=5,
                 tiered=tiered,
@@ -232,6 +246,10 @@ class EngineMachine(RuleBasedStateMachine):
     def preempt(self, child: ChildId) -> None:
         self.driver.preempt(child)
 
+    @rule(blocks=st.integers(1, 9))
+    def evict(self, blocks: int) -> None:
+        self.driver.evict(blocks)
+
     @rule(limit_blocks=st.sampled_from([None, 4, 8]))
     def clear(self, limit_blocks: int | None) -> None:
         self.driver.bench.scheduler.clear_cache(limit_blocks)
@@ -272,6 +290,7 @@ def random_steps(seed: int, steps: int) -> None:
         horizon_tokens=rng.choice([1, 8, 64]),
         itl_target_ms=rng.choice([0.0, 3.0]),
         max_prefills=rng.choice([1, 3]),
+        max_loads=rng.choice([1, 2, 8]),
         retract_every_steps=rng.choice([0, 0, 7]),
         next_key=rng.choice([real_key, short_key]),
         eos=5,
@@ -298,7 +317,9 @@ def random_steps(seed: int, steps: int) -> None:
             driver.preempt(rng.choice(children[-12:]))
         elif word < 0.39:
             driver.land(rng.randint(0, 5))
-        elif word < 0.395:
+        elif word < 0.392:
+            driver.evict(rng.randint(1, 9))
+        elif word < 0.397:
             bench.scheduler.clear_cache(rng.choice([None, None, 7]))
         elif not driver.flying or (word < 0.7 and len(driver.flying) < 2):
             driver.begin()
@@ -322,10 +343,10 @@ def test_c9_random_steps(seed: int) -> None:
 
 @pytest.mark.slow
 def test_c9_random_words_at_length() -> None:
-    run_machine(examples=1_500, steps=80)
+    run_machine(examples=max(1, LONG_STEPS // EXAMPLE_STEPS), steps=EXAMPLE_STEPS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", range(100, 100 + max(1, LONG_STEPS // SEED_STEPS)))
 def test_c9_a_hundred_thousand_steps(seed: int) -> None:
-    random_steps(seed, 10_000)
+    random_steps(seed, SEED_STEPS)

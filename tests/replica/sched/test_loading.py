@@ -194,3 +194,50 @@ def test_whoever_skips_the_cache_loads_nothing() -> None:
     bench.run()
     bench.assert_right()
     assert len(tiers.ahead) == ahead
+
+
+def families(bench: Bench, count: int) -> list[tuple[int, ...]]:
+    """Prompts that the pool has lost, while the tiers have them."""
+    prompts = [tokens_of(seed, 13) for seed in range(20, 20 + count)]
+    for prompt in prompts:
+        bench.add(prompt)
+        bench.run()
+    bench.scheduler.clear_cache()
+    return prompts
+
+
+def test_only_so_many_load_at_once_while_others_compute() -> None:
+    bench = Bench(total_blocks=64, max_step_tokens=8, tiered=True, max_loads=2)
+    prompts = families(bench, 4)
+    busy = bench.add(tokens_of(9, 6), sampling(30))
+    bench.step()
+    children = [bench.add(prompt) for prompt in prompts]
+    quick = bench.add(tokens_of(8, 6), sampling(1))
+    bench.step()
+    assert [state(bench, child) for child in children] == [State.LOADING] * 2 + [State.QUEUED] * 2
+    assert bench.scheduler.planner.later["transfers"] > 0
+    while bench.finish(quick) is None:
+        assert bench.step() is not None
+    assert bench.tiers is not None
+    bench.tiers.finish(children[0])
+    bench.step()
+    assert state(bench, children[2]) is State.LOADING
+    assert state(bench, children[3]) is State.QUEUED
+    bench.run()
+    bench.assert_right(busy, quick, *children)
+    assert all(bench.cached(child) == 12 for child in children)
+    bench.assert_empty()
+
+
+def test_nobody_waits_for_room_to_load_on_an_idle_device() -> None:
+    bench = Bench(total_blocks=64, max_step_tokens=8, tiered=True, max_loads=1)
+    first, second = families(bench, 2)
+    loading, computed = bench.add(first), bench.add(second)
+    plan = bench.step()
+    assert plan is not None
+    assert [row.child for row in plan.rows] == [computed]
+    assert state(bench, loading) is State.LOADING
+    bench.run()
+    bench.assert_right(loading, computed)
+    assert (bench.cached(loading), bench.cached(computed)) == (12, 0)
+    bench.assert_empty()
