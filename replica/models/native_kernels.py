@@ -1,7 +1,7 @@
 """The kernels in C++: norms, and products that hold the weights in panels made for vectors.
 
 Every number is summed in one fixed order, so that a row's result does not depend on which other
-rows share its batch. Where the CPU has AMX, many rows at once go to oneDNN, which uses it.
+rows share its batch. Where the CPU has AMX, products of bfloat16 go through its tiles.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from replica.models.kernels import GatedLinear, Linear
-from replica.models.torch_kernels import TorchKernels, TorchLinear
+from replica.models.torch_kernels import TorchKernels
 
 _PANEL = 32
 _HALF = _PANEL // 2
 _WRITE, _WRITE_FLOAT, _ADD_FLOAT, _GATE = range(4)
-_ONEDNN_ROWS = 32
-"""From how many rows on oneDNN is used where there is AMX."""
+_FLOAT, _BF16, _TILES = range(3)
+_TILE_DEPTH = 32
 
 
 def _padded(tensor: Tensor, columns: int) -> Tensor:
@@ -32,19 +32,27 @@ def _padded(tensor: Tensor, columns: int) -> Tensor:
 class _Panels:
     """Packed weights [columns, depth] and the products with them."""
 
-    __slots__ = ("_bias", "_columns", "_depth", "_is_bf16", "_library", "_packed")
+    __slots__ = ("_bias", "_columns", "_depth", "_kind", "_library", "_packed")
 
     def __init__(
-        self, library: ctypes.CDLL, weight: Tensor, columns: int, bias: Tensor | None = None
+        self,
+        library: ctypes.CDLL,
+        weight: Tensor,
+        columns: int,
+        bias: Tensor | None = None,
+        *,
+        tiles: bool,
     ) -> None:
         weight = _padded(weight.contiguous(), _PANEL)
         self._library = library
         self._columns = columns
         self._depth = weight.shape[1]
-        self._is_bf16 = int(weight.dtype == torch.bfloat16)
+        is_bf16 = weight.dtype == torch.bfloat16
+        tiles = tiles and self._depth % _TILE_DEPTH == 0
+        self._kind = (_TILES if tiles else _BF16) if is_bf16 else _FLOAT
         self._packed = torch.empty_like(weight)
         library.wr_pack(
-            weight.data_ptr(), self._packed.data_ptr(), len(weight), self._depth, self._is_bf16
+            weight.data_ptr(), self._packed.data_ptr(), len(weight), self._depth, int(is_bf16)
         )
         self._bias = None if bias is None else _padded(bias.float(), _PANEL)
 
@@ -63,74 +71,47 @@ class _Panels:
             self._columns,
             self._depth,
             then,
-            self._is_bf16,
+            self._kind,
         )
 
 
 class NativeLinear:
-    """See replica.models.kernels.Linear. `wide` takes over where there are many rows."""
+    """See replica.models.kernels.Linear."""
 
-    __slots__ = ("_panels", "_wide")
+    __slots__ = ("_panels",)
 
-    def __init__(self, panels: _Panels, wide: TorchLinear | None) -> None:
+    def __init__(self, panels: _Panels) -> None:
         self._panels = panels
-        self._wide = wide
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._wide is not None and len(x) >= _ONEDNN_ROWS:
-            return self._wide(x)
         return self._panels.fresh(x, x.dtype, _WRITE)
 
     def floats(self, x: Tensor) -> Tensor:
         return self._panels.fresh(x, torch.float32, _WRITE_FLOAT)
 
     def add_to(self, hidden: Tensor, x: Tensor) -> None:
-        if self._wide is not None and len(x) >= _ONEDNN_ROWS:
-            self._wide.add_to(hidden, x)
-        else:
-            self._panels.into(hidden, x, _ADD_FLOAT)
-
-
-class _WideGated:
-    """Both halves in one oneDNN product, then the gate."""
-
-    __slots__ = ("_both", "_library")
-
-    def __init__(self, library: ctypes.CDLL, gate: Tensor, up: Tensor) -> None:
-        self._library = library
-        self._both = TorchLinear(torch.cat((gate, up)))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        both = self._both(x)
-        out = torch.empty((len(x), both.shape[1] // 2), dtype=x.dtype)
-        self._library.wr_silu_mul(
-            both.data_ptr(), out.data_ptr(), *out.shape, int(x.dtype == torch.bfloat16)
-        )
-        return out
+        self._panels.into(hidden, x, _ADD_FLOAT)
 
 
 class NativeGated:
     """See replica.models.kernels.GatedLinear; a panel holds 16 columns of either half."""
 
-    __slots__ = ("_panels", "_wide")
+    __slots__ = ("_panels",)
 
-    def __init__(self, panels: _Panels, wide: _WideGated | None) -> None:
+    def __init__(self, panels: _Panels) -> None:
         self._panels = panels
-        self._wide = wide
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._wide is not None and len(x) >= _ONEDNN_ROWS:
-            return self._wide(x)
         return self._panels.fresh(x, x.dtype, _GATE)
 
 
 class NativeKernels(TorchKernels):
-    """See replica.models.kernels.Kernels. `amx`: let oneDNN have the products of many rows."""
+    """See replica.models.kernels.Kernels. `tiles`: use AMX, which `library.wr_tiles()` allows."""
 
-    def __init__(self, library: ctypes.CDLL, eps: float, *, amx: bool) -> None:
+    def __init__(self, library: ctypes.CDLL, eps: float, *, tiles: bool) -> None:
         super().__init__(eps)
         self._library = library
-        self._amx = amx
+        self._tiles = tiles
 
     def norm(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         if hidden.dim() != 2 or hidden.shape[1] % _HALF:
@@ -149,17 +130,14 @@ class NativeKernels(TorchKernels):
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if weight.shape[1] % 2:
             return super().linear(weight, bias)
-        wide = TorchLinear(weight, bias) if self._wide(weight) else None
-        return NativeLinear(_Panels(self._library, weight, len(weight), bias), wide)
+        return NativeLinear(self._panels(weight, len(weight), bias))
 
     def gated(self, gate: Tensor, up: Tensor) -> GatedLinear:
         if gate.shape[1] % 2:
             return super().gated(gate, up)
         halves = (_padded(each, _HALF).unflatten(0, (-1, _HALF)) for each in (gate, up))
         mixed = torch.cat(tuple(halves), dim=1).flatten(0, 1)
-        fits = self._wide(gate) and len(gate) % _HALF == 0
-        wide = _WideGated(self._library, gate, up) if fits else None
-        return NativeGated(_Panels(self._library, mixed, len(gate)), wide)
+        return NativeGated(self._panels(mixed, len(gate)))
 
-    def _wide(self, weight: Tensor) -> bool:
-        return self._amx and weight.dtype == torch.bfloat16
+    def _panels(self, weight: Tensor, columns: int, bias: Tensor | None = None) -> _Panels:
+        return _Panels(self._library, weight, columns, bias, tiles=self._tiles)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tiles.h"
 #include "vec.h"
 
 namespace {
@@ -111,14 +112,6 @@ struct Gate {
     }
 };
 
-// out[rows][size] = silu(left half of both[rows][2 * size]) * right half; size fills whole vectors
-template <typename E>
-void silu_mul(const E* both, E* out, long rows, long size) {
-    for (long row = 0; row < rows; ++row, both += 2 * size, out += size)
-        for (long i = 0; i < size; i += WIDTH)
-            store_floats(out + i, gated(load_floats(both + i), load_floats(both + size + i)));
-}
-
 template <int ROWS, typename E, typename Out, typename Then>
 inline void product_tile(const E* x, const E* panel, const E* ahead, long depth, Out* out,
                          long stride, long first, long count, const Then& then) {
@@ -152,20 +145,73 @@ void product(const E* x, const E* packed, Out* out, long rows, long columns, lon
         }
 }
 
-template <typename E>
-void any_product(const E* x, const E* packed, const float* bias, void* out, long rows, long columns,
-                 long depth, int then) {
+#if defined(WR_TILES)
+constexpr long TILED_ROWS = 256;  // rows of x that stay in the second-level cache
+
+// The same by tiles; `depth` fills whole ones.
+template <typename Out, typename Then>
+void tiled_product(const bf16* x, const bf16* packed, Out* out, long rows, long columns, long depth,
+                   const Then& then) {
+    long panels = (columns + Then::columns - 1) / Then::columns;
+    long whole = rows / tiles::ROWS * tiles::ROWS;
+    static thread_local std::vector<bf16> kept;
+    kept.assign(tiles::ROWS * depth, bf16{0});
+    std::memcpy(kept.data(), x + whole * depth, (rows - whole) * depth * sizeof(bf16));
+    const bf16* last = kept.data();
+#pragma omp parallel
+    {
+        tiles::Configured configured;
+        alignas(64) float sums[2 * tiles::ROWS * PANEL];
+#pragma omp for collapse(2) schedule(static)
+        for (long block = 0; block < rows; block += TILED_ROWS)
+            for (long index = 0; index < panels; ++index) {
+                const bf16* panel = packed + index * PANEL * depth;
+                long first = index * Then::columns;
+                long count = std::min(columns - first, Then::columns);
+                long end = std::min(rows, block + TILED_ROWS);
+                auto write = [&](long row, long many) {
+                    for (long r = 0; r < many; ++r)
+                        then(out + (row + r) * columns + first, load_floats(sums + r * PANEL),
+                             load_floats(sums + r * PANEL + WIDTH), first, count);
+                };
+                bool more = index + 1 < panels;
+                long row = block, full = std::min(whole, end);
+                for (; row + 2 * tiles::ROWS <= full; row += 2 * tiles::ROWS, more = false) {
+                    tiles::multiply<2>(x + row * depth, depth, panel, depth, sums, more);
+                    write(row, 2 * tiles::ROWS);
+                }
+                for (; row < end; row += tiles::ROWS, more = false) {
+                    const bf16* from = row < whole ? x + row * depth : last;
+                    tiles::multiply<1>(from, depth, panel, depth, sums, more);
+                    write(row, std::min(tiles::ROWS, end - row));
+                }
+            }
+    }
+}
+#endif
+
+// Calls body with what becomes of a row, and with `out` as the numbers that takes.
+template <typename E, typename Body>
+void with_then(int then, void* out, const float* bias, Body&& body) {
     enum { WRITE, WRITE_FLOAT, ADD_FLOAT, GATE };
     switch (then) {
         case WRITE:
-            return product(x, packed, (E*)out, rows, columns, depth, Write<E>{bias});
+            return body((E*)out, Write<E>{bias});
         case WRITE_FLOAT:
-            return product(x, packed, (float*)out, rows, columns, depth, Write<float>{bias});
+            return body((float*)out, Write<float>{bias});
         case ADD_FLOAT:
-            return product(x, packed, (float*)out, rows, columns, depth, Add{});
+            return body((float*)out, Add{});
         case GATE:
-            return product(x, packed, (E*)out, rows, columns, depth, Gate<E>{});
+            return body((E*)out, Gate<E>{});
     }
+}
+
+template <typename E>
+void any_product(const void* x, const void* packed, const float* bias, void* out, long rows,
+                 long columns, long depth, int then) {
+    with_then<E>(then, out, bias, [&](auto* to, const auto& what) {
+        product((const E*)x, (const E*)packed, to, rows, columns, depth, what);
+    });
 }
 
 }  // namespace
@@ -200,21 +246,29 @@ void wr_pack(const void* weight, void* packed, long columns, long depth, int is_
         pack((const float*)weight, (float*)packed, columns, depth);
 }
 
-void wr_silu_mul(const void* both, void* out, long rows, long size, int is_bf16) {
-    if (is_bf16)
-        silu_mul((const bf16*)both, (bf16*)out, rows, size);
-    else
-        silu_mul((const float*)both, (float*)out, rows, size);
+// Whether wr_product may be told to use tiles.
+int wr_tiles() {
+#if defined(WR_TILES)
+    return tiles::allowed();
+#else
+    return 0;
+#endif
 }
 
+// kind: 0 float, 1 bfloat16, 2 bfloat16 by tiles (depth a multiple of 32).
 // then: 0 writes in the dtype of x, 1 writes floats, 2 adds to floats, 3 gates. bias may be null;
 // it has as many floats as there are packed columns, and counts for 0 and 1 only.
 void wr_product(const void* x, const void* packed, const void* bias, void* out, long rows,
-                long columns, long depth, int then, int is_bf16) {
+                long columns, long depth, int then, int kind) {
+    enum { FLOAT, BF16, TILES };
     auto* b = (const float*)bias;
-    if (is_bf16)
-        any_product((const bf16*)x, (const bf16*)packed, b, out, rows, columns, depth, then);
-    else
-        any_product((const float*)x, (const float*)packed, b, out, rows, columns, depth, then);
+    if (kind == FLOAT) return any_product<float>(x, packed, b, out, rows, columns, depth, then);
+#if defined(WR_TILES)
+    if (kind == TILES)
+        return with_then<bf16>(then, out, b, [&](auto* to, const auto& what) {
+            tiled_product((const bf16*)x, (const bf16*)packed, to, rows, columns, depth, what);
+        });
+#endif
+    any_product<bf16>(x, packed, b, out, rows, columns, depth, then);
 }
 }

@@ -12,7 +12,7 @@ KERNELS = NativeSource(
     name="kernels",
     folder=Path(__file__).parent,
     sources=("layers.cpp", "attention.cpp"),
-    headers=("vec.h",),
+    headers=("vec.h", "tiles.h"),
     flags=("-fopenmp",),
 )
 
@@ -25,11 +25,11 @@ def load_library() -> ctypes.CDLL:
         "wr_norm": [pointer] * 3 + [long] * 2 + [real, flag],
         "wr_rotate_and_store": [pointer] * 7 + [long] * 4 + [flag],
         "wr_pack": [pointer] * 2 + [long] * 2 + [flag],
-        "wr_silu_mul": [pointer] * 2 + [long] * 2 + [flag],
         "wr_product": [pointer] * 4 + [long] * 3 + [flag] * 2,
         "wr_attend": [pointer] * 7 + [long] * 7 + [flag],
     }
-    return declare(load_object(KERNELS), signatures)
+    library = declare(load_object(KERNELS), signatures)
+    return declare(library, {"wr_tiles": []}, flag)
 
 
 if __name__ == "__main__":

@@ -81,8 +81,7 @@ def _kernels(
     except CompileError as error:
         log.warning("no native kernels, plain torch is used: %s", error)
         return plain
-    amx = "amx_bf16" in cpu_flags()
-    kernels = NativeKernels(library, shape.rms_eps, amx=amx)
+    kernels = NativeKernels(library, shape.rms_eps, tiles=bool(library.wr_tiles()))
     if not NativePagedAttention.supports(heads):
         return plain[0], kernels
     return NativePagedAttention(heads, library), kernels

@@ -1,0 +1,80 @@
+// Products of bfloat16 by AMX: 16 rows by 32 columns at a time, on the same packed panels.
+//
+// Rows are always computed 16 at once, missing ones as zeros, and each number is summed in one
+// order: so a row's result does not depend on how many others there are.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "vec.h"
+
+#if defined(__AMX_BF16__) && defined(__AVX512F__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define WR_TILES 1
+
+namespace tiles {
+
+constexpr long ROWS = 16;       // of one tile
+constexpr long DEPTH = 32;      // bfloat16 numbers in one row of a tile
+constexpr long STEP = PANEL * DEPTH;  // numbers of one panel that a step takes in
+
+// The kernel lets a process use the tiles once it has asked.
+inline bool allowed() {
+    constexpr long REQUEST = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+
+// Eight tiles of 16 rows by 64 bytes, for this thread, as long as this lives.
+struct Configured {
+    Configured() {
+        alignas(64) struct {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } config;
+        std::fill_n(config.bytes, 8, 64);
+        std::fill_n(config.rows, 8, ROWS);
+        _tile_loadconfig(&config);
+    }
+    ~Configured() { _tile_release(); }
+};
+
+// sums[TILES * 16][32] = x[TILES * 16][depth] * panel; fetches the next panel into the cache
+template <int TILES>
+inline void multiply(const bf16* x, long x_step, const bf16* panel, long depth, float* sums,
+                     bool ahead) {
+    constexpr long LINE = 64 / sizeof(bf16), PAIRS = PANEL * sizeof(uint32_t);
+    long bytes = x_step * sizeof(bf16);
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (TILES == 2) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (long k = 0; k < depth; k += DEPTH, panel += STEP) {
+        if (ahead)
+            for (long i = 0; i < STEP; i += LINE) __builtin_prefetch(panel + PANEL * depth + i);
+        _tile_loadd(6, panel, PAIRS);
+        _tile_loadd(7, panel + PANEL, PAIRS);
+        _tile_loadd(4, x + k, bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (TILES == 2) {
+            _tile_loadd(5, x + ROWS * x_step + k, bytes);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    constexpr long WIDE = PANEL * sizeof(float);
+    _tile_stored(0, sums, WIDE);
+    _tile_stored(1, sums + WIDTH, WIDE);
+    if constexpr (TILES == 2) {
+        _tile_stored(2, sums + ROWS * PANEL, WIDE);
+        _tile_stored(3, sums + ROWS * PANEL + WIDTH, WIDE);
+    }
+}
+
+}  // namespace tiles
+#endif
