@@ -47,21 +47,23 @@ class Namespace:
 class KeyChain:
     """The keys of the full blocks of one token sequence, and what the next block chains to.
 
-    `data` holds the keys back to back, 16 bytes each; `parent` is the chain value that the next
-    full block hashes over; it differs from the last key only right behind a public prefix.
+    `data` holds the keys of `blocks` blocks back to back, 16 bytes each; `parent` is the chain
+    value that the next full block hashes over; it differs from the last key only right behind a
+    public prefix.
     """
 
-    __slots__ = ("data", "parent")
+    __slots__ = ("blocks", "data", "parent")
 
     def __init__(self, data: bytes, parent: bytes) -> None:
+        self.blocks = len(data) // KEY_BYTES
         self.data = data
         self.parent = parent
 
     def __len__(self) -> int:
-        return len(self.data) // KEY_BYTES
+        return self.blocks
 
     def __getitem__(self, index: int) -> BlockKey:
-        if not 0 <= index < len(self):
+        if not 0 <= index < self.blocks:
             raise IndexError(index)
         return BlockKey(self.data[index * KEY_BYTES : (index + 1) * KEY_BYTES])
 

@@ -289,7 +289,7 @@ class RouterBrain:
             )
         )
         member.breaker.begin(now_s)
-        if scored.digest_blocks < len(query.chain):
+        if scored.digest_blocks < query.chain.blocks:
             until_s = now_s + self._optimistic_ttl_s(scored)
             self.optimistic.remember(decision.replica, decision.decision_id, query.chain, until_s)
         # What it would fetch it may compute as well: its digest is judged by its device alone.

@@ -53,7 +53,8 @@ class Journal(Protocol):
 
 def size_of(prefill_ms: float) -> int:
     """In [0, SIZES)."""
-    return min(SIZES - 1, max(0, math.frexp(prefill_ms)[1] - 1) // 2)
+    size = (math.frexp(prefill_ms)[1] - 1) // 2
+    return 0 if size < 0 else size if size < SIZES else SIZES - 1
 
 
 @dataclass(slots=True)
@@ -134,10 +135,8 @@ class Ledger:
         reservation = self._prefilling.pop(decision_id, None)
         if reservation is not None:
             self.changed.add(reservation.replica)
-            booked = self._accounts[reservation.replica].booked
-            _count(booked, reservation, -1)
+            _count_prefill(self._accounts[reservation.replica].booked, reservation, -1)
             reservation.prefilling = False
-            _count(booked, reservation, 1)
             if self.journal is not None:
                 self.journal.prefilled(reservation)
 
@@ -199,15 +198,19 @@ class Ledger:
 def _count(booked: Booked, reservation: Reservation, sign: int) -> None:
     """Add (or take away) one reservation to the sums, as it stands now."""
     booked.requests += sign
+    if reservation.unseen:
+        booked.unseen_requests += sign
+        booked.unseen_context_tokens += sign * reservation.context_tokens
+        booked.unseen_blocks += sign * reservation.blocks
     if reservation.prefilling:
-        booked.prefilling += sign
-        booked.prefill_ms_of_size[size_of(reservation.prefill_ms)] += sign * reservation.prefill_ms
-    if not reservation.unseen:
-        return
-    booked.unseen_requests += sign
-    booked.unseen_context_tokens += sign * reservation.context_tokens
-    booked.unseen_blocks += sign * reservation.blocks
-    if reservation.prefilling:
+        _count_prefill(booked, reservation, sign)
+
+
+def _count_prefill(booked: Booked, reservation: Reservation, sign: int) -> None:
+    """The same of what its prefill adds to the sums."""
+    booked.prefilling += sign
+    booked.prefill_ms_of_size[size_of(reservation.prefill_ms)] += sign * reservation.prefill_ms
+    if reservation.unseen:
         booked.unseen_prefilling += sign
         booked.unseen_prefill_tokens += sign * reservation.prefill_tokens
         booked.unseen_prefill_ms += sign * reservation.prefill_ms

@@ -181,7 +181,10 @@ def unavailable(answer: NoReplica) -> UserError:
 
 
 class Attempt:
-    """A decision on its way. Made by the dispatcher with the reservation already taken."""
+    """A decision on its way. Made by the dispatcher with the reservation already taken.
+
+    `heard_s`: when the replica was last heard on this attempt; `usage`: the newest of each child.
+    """
 
     def __init__(
         self,
@@ -200,8 +203,8 @@ class Attempt:
         self._limits = limits
         self._started_s = time.monotonic()
         self._ttft_ms: float | None = None
-        self._last_delta_s = self._started_s
-        self._usage: dict[int, Usage] = {}
+        self.heard_s = self._started_s
+        self.usage: dict[int, Usage] = {}
         self._finished = False
         self.answered = False
 
@@ -218,7 +221,7 @@ class Attempt:
     @property
     def silent_s(self) -> float:
         """Seconds since the replica was last heard on this attempt."""
-        return time.monotonic() - self._last_delta_s
+        return time.monotonic() - self.heard_s
 
     def send(self) -> None:
         """Register the sink and post the request. Raises AttemptError."""
@@ -233,34 +236,23 @@ class Attempt:
     async def take(
         self, direct: Direct | None = None, until_s: float | None = None
     ) -> tuple[CoreDelta, ...]:
-        """The next deltas that did not go to `direct`, as the first never does. Reports the first
-        token and the end by itself. Raises AttemptError, and TimeoutError where nothing came until
-        `until_s` (of the loop's time)."""
+        """The next deltas that did not go to `direct`, as the first never does; what goes there is
+        for its owner to note in `heard_s` and `usage`. Reports the first token and the end by
+        itself. Raises AttemptError, and TimeoutError where nothing came until `until_s` (of the
+        loop's time)."""
         assert self._sink is not None
         begun = self._ttft_ms is not None
-        direct = self._noting(direct) if direct is not None and begun else None
-        batch = await self._sink.take(direct, until_s)
-        self._last_delta_s = time.monotonic()
+        batch = await self._sink.take(direct if begun else None, until_s)
+        self.heard_s = time.monotonic()
         for delta in batch:
             if delta.finish is not None and delta.finish.reason not in CLEAN_FINISHES:
                 raise finish_failure(delta.finish.reason, delta.finish.error)
-            self._usage[delta.child] = delta.usage
+            self.usage[delta.child] = delta.usage
         self._report_first_token(batch[0].usage)
         if self._sink.answered:
             self.answered = True
             self.finish("ok")
         return batch
-
-    def _noting(self, direct: Direct) -> Direct:
-        """What goes there counts as heard from the replica."""
-        give, usage, clock = direct.give, self._usage, time.monotonic
-
-        def pass_on(delta: CoreDelta) -> None:
-            self._last_delta_s = clock()
-            usage[delta.child] = delta.usage
-            give(delta)
-
-        return Direct(direct.free, pass_on)
 
     def fail(self, failure: AttemptError) -> None:
         """Report an end that is not an answer."""
@@ -280,14 +272,15 @@ class Attempt:
         self._dispatcher.listener.ended(self.decision, outcome)
 
     def _outcome(self, status: str, replica_fault: bool) -> Outcome:
-        first = self._usage.get(min(self._usage, default=0), NOTHING)
+        told, carried = self.usage, self._leg.carried
+        first = told.get(min(told, default=0), NOTHING)
         return Outcome(
             status=status,
             replica_fault=replica_fault,
             cached_tokens=first.cached_tokens,
             prompt_tokens=first.prompt_tokens,
-            completion_tokens=sum([usage.completion_tokens for usage in self._usage.values()])
-            - sum(map(self._leg.carried, self._usage) if self._leg.progress else ()),
+            completion_tokens=sum([usage.completion_tokens for usage in told.values()])
+            - sum(map(carried, told) if self._leg.progress else ()),
             ttft_ms=self._ttft_ms,
             e2e_ms=1000 * (time.monotonic() - self._started_s),
         )
@@ -295,7 +288,7 @@ class Attempt:
     def _report_first_token(self, usage: Usage) -> None:
         if self._ttft_ms is not None:
             return
-        self._ttft_ms = 1000 * (self._last_delta_s - self._started_s)
+        self._ttft_ms = 1000 * (self.heard_s - self._started_s)
         self._dispatcher.chooser.first_token(
             self.decision.decision_id, usage.cached_tokens, usage.prompt_tokens, self._ttft_ms
         )

@@ -118,7 +118,7 @@ class Run:
             try:
                 attempt = self._sent_attempt()
                 deadline_s = self.deadline_s()
-                noting = None if direct is None else self._noting(direct)
+                noting = None if direct is None else self._noting(attempt, direct)
                 batch = await attempt.take(noting, min(wake_s, deadline_s))
             except AttemptError as failure:
                 self.give_up_or_retry(failure)
@@ -156,14 +156,17 @@ class Run:
         if self._grow is not None:
             self._grow(tokens)
 
-    def _noting(self, direct: Direct) -> Direct:
-        """What goes there is delivered: as `_note` says, in one step a delta."""
-        give, grow, note = direct.give, self._grow, self._record.note
+    def _noting(self, attempt: Attempt, direct: Direct) -> Direct:
+        """What goes there was heard on the attempt, and is delivered: as `_note` says, in one step
+        a delta."""
+        give, grow, note, usage = direct.give, self._grow, self._record.note, attempt.usage
 
-        def pass_on(delta: CoreDelta) -> None:
+        def pass_on(delta: CoreDelta, now_s: float) -> None:
+            attempt.heard_s = now_s
+            usage[delta.child] = delta.usage
             if grow is not None:
                 grow(len(delta.token_ids))
-            give(note(delta))
+            give(note(delta), now_s)
 
         return Direct(direct.free, pass_on)
 

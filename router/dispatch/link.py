@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from errno import ECONNREFUSED
@@ -354,10 +355,10 @@ class ReplicaLink:
             self._put(rest)
 
     def _put(self, deltas: Iterable[CoreDelta]) -> None:
-        find = self._sinks.get
+        find, now_s = self._sinks.get, time.monotonic()
         for delta in deltas:
             sink = find((delta.request_id, delta.attempt))
-            if sink is None or not sink.put(delta):
+            if sink is None or not sink.put(delta, now_s):
                 self.counts["late_deltas"] += 1
 
     def _cleared(self, frame: CacheCleared) -> None:

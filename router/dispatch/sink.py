@@ -31,11 +31,11 @@ _HARD_BYTES = 64 * 1024 * 1024
 
 
 class Direct(Struct, frozen=True):
-    """Where a delta can go at once: `give` takes it, but only while `free()`. What they raise, the
-    reader gets."""
+    """Where a delta can go at once: `give` takes it and the time when it came (monotonic), but only
+    while `free()`. What they raise, the reader gets."""
 
     free: Callable[[], bool]
-    give: Callable[[CoreDelta], object]
+    give: Callable[[CoreDelta, float], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +136,22 @@ class AttemptSink:
         """Whether the replica was told to hold."""
         return self._hold_timer is not None
 
-    def put(self, delta: CoreDelta) -> bool:
-        """Take a delta in; False when it belongs to no open child (late, doubled or foreign)."""
+    def put(self, delta: CoreDelta, now_s: float) -> bool:
+        """Take a delta in that came at `now_s`; False when it belongs to no open child (late,
+        doubled or foreign)."""
         if self._failure is not None or delta.child not in self._open:
             return False
         if delta.finish is not None:
             self._open.remove(delta.child)
-        elif self._direct is not None and not self._waiting and self._passed(self._direct, delta):
-            return True
+        elif (direct := self._direct) is not None and not self._waiting:
+            try:
+                if direct.free():
+                    direct.give(delta, now_s)
+                    return True
+            except Exception as error:  # the reader's own: the link goes on
+                self._broken, self._direct = error, None
+                self._wake()
+                return True
         self._waiting.append(delta)
         self._bytes += weight_bytes(delta)
         self._wake()
@@ -200,17 +208,6 @@ class AttemptSink:
         """The reader, if it waits."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-    def _passed(self, direct: Direct, delta: CoreDelta) -> bool:
-        """Whether the delta is dealt with. An error is the reader's own: the link goes on."""
-        try:
-            if not direct.free():
-                return False
-            direct.give(delta)
-        except Exception as error:
-            self._broken, self._direct = error, None
-            self._wake()
-        return True
 
     def _watch(self) -> None:
         if self._bytes > self._limits.buffer_bytes // 2 and self._open:

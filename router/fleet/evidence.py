@@ -29,8 +29,8 @@ class Evidence:
     ) -> None:
         """This prompt was just computed there: its head must show in the digest before long. One
         such proof per replica is under way at a time."""
-        if member.proof is None and len(chain):
-            private = 0 < public_cut_blocks < len(chain)
+        if member.proof is None and chain.blocks:
+            private = 0 < public_cut_blocks < chain.blocks
             blocks = chain.halves()[[0, public_cut_blocks] if private else [0]]
             member.proof = Proof(blocks, now_s + PROOF_AFTER_S)
 

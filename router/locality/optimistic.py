@@ -26,29 +26,26 @@ MAX_KEYS = 1 << 20
 class _Node:
     """A run of blocks, from the `start`-th of every chain through it.
 
-    `held` counts the promises through it by slot, `holders` has those slots as bits, `ends` counts
-    the promises whose chain ends here."""
+    `head` is the key of its first block, `end` the depth behind its last one. `held` counts the
+    promises through it by slot, `holders` has those slots as bits, `ends` counts the promises whose
+    chain ends here."""
 
-    __slots__ = ("children", "ends", "held", "holders", "keys", "parent", "start")
+    __slots__ = ("children", "end", "ends", "head", "held", "holders", "keys", "parent", "start")
 
     def __init__(self, parent: _Node | None, start: int, keys: bytes) -> None:
-        self.parent = parent
-        self.start = start
-        self.keys = keys
+        self.place(parent, start, keys)
         self.children: dict[bytes, _Node] = {}
         self.held: dict[int, int] = {}
         self.holders = 0
         self.ends = 0
 
-    @property
-    def head(self) -> bytes:
-        """The key of its first block."""
-        return self.keys[:KEY_BYTES]
-
-    @property
-    def end(self) -> int:
-        """The depth behind its last block."""
-        return self.start + len(self.keys) // KEY_BYTES
+    def place(self, parent: _Node | None, start: int, keys: bytes) -> None:
+        """Where it is in the tree, and which run it has."""
+        self.parent = parent
+        self.start = start
+        self.keys = keys
+        self.head = keys[:KEY_BYTES]
+        self.end = start + len(keys) // KEY_BYTES
 
     def agrees_to(self, chain: KeyChain) -> int:
         """The depth up to which a chain with the same head agrees: where two chains have an equal
@@ -119,7 +116,7 @@ class OptimisticEntries:
 
     def remember(self, replica: str, decision_id: str, chain: KeyChain, until_s: float) -> None:
         """All blocks of the chain are there, or on their way."""
-        if not len(chain) or decision_id in self._promises:
+        if not chain.blocks or decision_id in self._promises:
             return
         leaf = self._leaf(chain)
         leaf.ends += 1
@@ -171,7 +168,7 @@ class OptimisticEntries:
         return node, depth
 
     def _search(self, chain: KeyChain) -> tuple[_Node, int]:
-        data, blocks = chain.data, len(chain)
+        data, blocks = chain.data, chain.blocks
         node, depth = self._root, 0
         while depth < blocks:
             child = node.children.get(data[depth * KEY_BYTES : (depth + 1) * KEY_BYTES])
@@ -188,11 +185,11 @@ class OptimisticEntries:
         self._reached = None
         if depth < node.end:
             node = _split(node, depth)
-        if depth == len(chain):
+        if depth == chain.blocks:
             return node
         leaf = _Node(node, depth, chain.data[depth * KEY_BYTES :])
         node.children[leaf.head] = leaf
-        self._keys += len(chain) - depth
+        self._keys += chain.blocks - depth
         return leaf
 
     def _hold(self, leaf: _Node, slot: int) -> None:
@@ -251,7 +248,7 @@ def _split(node: _Node, depth: int) -> _Node:
     assert parent is not None
     upper = _Node(parent, node.start, node.keys[:cut])
     upper.held, upper.holders = dict(node.held), node.holders
-    node.parent, node.start, node.keys = upper, depth, node.keys[cut:]
+    node.place(upper, depth, node.keys[cut:])
     upper.children[node.head] = node
     parent.children[upper.head] = upper
     return upper
@@ -261,5 +258,5 @@ def _merge(node: _Node) -> None:
     """Put a node in front of its only child, where all its promises go on."""
     parent, (child,) = node.parent, node.children.values()
     assert parent is not None
-    child.parent, child.start, child.keys = parent, node.start, node.keys + child.keys
+    child.place(parent, node.start, node.keys + child.keys)
     parent.children[child.head] = child

@@ -86,7 +86,8 @@ class ChatStream(EventStream):
             events.append(self._parts.with_logprobs(opening, text, entries))
         elif text:
             events.append(self._text_heads[choice.index] + to_json(text) + self._text_end)
-        events += [self._parts.members(opening, call_members(part)) for part in parts]
+        if parts:
+            events += [self._parts.members(opening, call_members(part)) for part in parts]
         if choice.finish is None:
             return events
         if self.progress.error is None:

@@ -97,9 +97,10 @@ def _at_home(candidates: Candidates, tied: list[int]) -> list[int]:
     """Of the tied places those that hold the most themselves, where the others would fetch it."""
     if len(tied) < 2 or not candidates.longest():
         return tied
-    transfers, overlaps = candidates.terms[tied][:, [_TRANSFER, _OVERLAP]].T
-    home = (transfers == 0.0) & (overlaps == overlaps.max())
-    return [place for place, holds in zip(tied, home, strict=True) if holds] or tied
+    transfers = candidates.terms[:, _TRANSFER].take(tied).tolist()
+    overlaps = candidates.terms[:, _OVERLAP].take(tied).tolist()
+    home, most = zip(tied, transfers, overlaps, strict=True), max(overlaps)
+    return [place for place, transfer, held in home if not transfer and held == most] or tied
 
 
 def _margin_ms(candidates: Candidates, place: int) -> float:

@@ -71,11 +71,13 @@ def checked(
 
 
 class Connection(web.RequestHandler):
-    """The library's connection with our bounds and our refusals."""
+    """The library's connection with our bounds and our refusals. `full`: its socket takes no more
+    for now."""
 
-    __slots__ = ()
+    __slots__ = ("full",)
 
     def __init__(self, server: web.Server) -> None:
+        self.full = False
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -86,6 +88,16 @@ class Connection(web.RequestHandler):
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_HEADER_BYTES,
         )
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self.full = True
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self.full = False
+        super().resume_writing()
 
     def handle_error(
         self,

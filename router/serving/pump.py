@@ -92,10 +92,9 @@ class Pump:
         self._note_gap()
         return batch
 
-    def _push(self, delta: CoreDelta) -> None:
+    def _push(self, delta: CoreDelta, now_s: float) -> None:
         """Write one delta here and now."""
         events = self._reply.feed(delta)
-        now_s = self._clock()
         self._metrics.gap(now_s - self._heard_s)
         self._heard_s = now_s
         if events:

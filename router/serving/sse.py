@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.http import StreamWriter
 
 from events.errors import WarmrouteError
+from router.serving.connection import Connection
 from router.serving.lane import mark
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -55,7 +56,7 @@ class EventWriter:
     def __init__(self, request: web.Request, outbox: Outbox, deadline_s: float) -> None:
         self.response = web.StreamResponse(headers=HEADERS)
         self._request = request
-        self._protocol = request.protocol
+        self._connection: Connection = request.protocol
         self._outbox = outbox
         self._deadline_s = deadline_s
         self._pending: list[bytes] = []
@@ -75,7 +76,7 @@ class EventWriter:
     def free(self) -> bool:
         """Whether `put` can be used now: chunks are framed by us, and the socket takes more."""
         transport = self._transport
-        return not (transport is None or self._protocol.writing_paused or transport.is_closing())
+        return not (transport is None or self._connection.full or transport.is_closing())
 
     def put(self, data: bytes) -> None:
         """Send before the loop's turn ends, or before anything else; only while `free`."""

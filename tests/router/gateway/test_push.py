@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -122,7 +123,7 @@ class Rig:
         await turn()
         for takes, rests, delta in script:
             self.writer.takes = takes
-            assert self.link.sink.put(delta)
+            assert self.link.sink.put(delta, time.monotonic())
             if rests:
                 await turn()
         await asyncio.wait_for(task, 5)
@@ -256,9 +257,9 @@ async def test_what_the_reader_can_not_show_ends_his_stream_and_nothing_else(
     await turn()
     good, *_ = deltas_of(1, [(0, "a")], logprobs=True)
     bad = CoreDelta("r", 1, 0, "b", (1,), (TokenLogprob(1 << 31, -0.5),), Usage(7, 3, 2))
-    assert rig.link.sink.put(good)
+    assert rig.link.sink.put(good, time.monotonic())
     await turn()
-    assert rig.link.sink.put(bad), "the link goes on"
+    assert rig.link.sink.put(bad, time.monotonic()), "the link goes on"
     await asyncio.wait_for(task, 5)
     assert DONE not in rig.writer.got
     assert set(json.loads(events(rig.writer.got)[-1])) == {"error"}
@@ -295,7 +296,7 @@ async def test_O5_a_comment_comes_when_nothing_was_sent_for_long_pushes_included
     def pushed_at_10(direct: Direct) -> list[Any]:
         nonlocal now_s
         now_s += 10.0
-        direct.give(second)
+        direct.give(second, now_s)
         now_s += 5.0
         return []
 

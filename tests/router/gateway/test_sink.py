@@ -42,7 +42,7 @@ async def play(script: list[tuple[str, int, str]]) -> None:
     failed = False
     for step, child, text in script:
         if step in ("put", "finish"):
-            taken = sink.put(delta(child, text, step == "finish"))
+            taken = sink.put(delta(child, text, step == "finish"), 0.0)
             assert taken == (child < CHILDREN and child not in finished and not failed)
             if taken:
                 wanted[child] += text
