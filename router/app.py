@@ -24,6 +24,7 @@ from router.serving.door import Door
 from router.serving.generate import Generator
 from router.serving.http import add_ids, error_middleware
 from router.serving.lane import Lane
+from router.split.signals import register_split
 from router.telemetry.alarms import Alarms
 from router.telemetry.gauges import register_accuracy, register_index
 from router.telemetry.metrics import Metrics, Sample
@@ -156,6 +157,7 @@ def _register_gauges(services: Services) -> None:
     _register_alarms(metrics, fleet.alarms)
     _register_shadow(metrics, services.brain.shadow)
     register_hot(metrics, services)
+    register_split(metrics, services.splitter, services.signals)
     register_revisions(metrics, services)
 
 

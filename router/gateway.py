@@ -60,6 +60,7 @@ from router.services import Services, widest_limits
 from router.serving.bodies import Bodies
 from router.serving.door import SPARE_CONNECTIONS, Door
 from router.split.hand_off import Splitter
+from router.split.signals import RoleSignals
 from router.telemetry.alarms import Alarms
 from router.telemetry.announce import Announcer
 from router.telemetry.beacon import Beacon
@@ -110,7 +111,7 @@ class Gateway:
         self._beacon = Beacon(
             self.services.fleet,
             self._announcer.alarm,
-            also=lambda: self._announcer.scale(self.services.pressure.signal()),
+            also=lambda: self._announcer.scale(self.services.scale_signal()),
         )
         self._feed = Feed(bus, config.cluster, self.services.backends.feed)
         of = self.services
@@ -267,6 +268,7 @@ class Gateway:
             metrics=metrics,
             pressure=pressure,
             splitter=splitter,
+            signals=RoleSignals(fleet, splitter),
             replicator=Replicator(brain, heat, mover, router.replicate_share),
             revisions=revisions,
             mirror=Mirror(revisions),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from configs.model.card import ModelCard
 from configs.schema import ClusterConfig
 from events.grammar import GRAMMAR
+from events.scale import ScaleSignal
 from router.backends.backends import Backends
 from router.choice.choose import RouterBrain
 from router.cluster.registry import Registry
@@ -29,6 +30,7 @@ from router.revisions.mirror import Mirror
 from router.revisions.revisions import Revisions
 from router.serving.bodies import Bodies
 from router.split.hand_off import Splitter
+from router.split.signals import RoleSignals
 from router.telemetry.metrics import Metrics
 from router.tenancy.admit import Admitter
 from router.tenancy.gate import Gate
@@ -70,6 +72,7 @@ class Services:
     metrics: Metrics
     pressure: Pressure
     splitter: Splitter
+    signals: RoleSignals
     replicator: Replicator
     revisions: Revisions
     mirror: Mirror
@@ -85,6 +88,10 @@ class Services:
     def reachable(self) -> int:
         """Replicas of both kinds that can be asked."""
         return len(self.links.up()) + self.backends.up
+
+    def scale_signal(self) -> ScaleSignal:
+        """Whether the fleet is large enough, and each part of it."""
+        return self.signals.on(self.pressure.signal())
 
     def limits(self, pool: Pool | None) -> Limits:
         """What a generating route accepts now."""

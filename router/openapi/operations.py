@@ -100,7 +100,7 @@ def operations(limits: Limits) -> Json:
         "/router/peers": read("The other routers, and what they have under way"),
         "/router/trust": read("Predicted against actual, by replica and tenant"),
         "/router/hot": read("The hottest heads of prompts, and what was brought to more replicas"),
-        "/router/scale": read("How often requests are forced off a warm replica"),
+        "/router/scale": read("Whether the fleet is large enough, and each part of it"),
         "/router/revisions": {
             **read("The revisions of the model: shares, replicas, and how they do"),
             **change("put", "Another share for a revision; ends a revert", _share()),

@@ -43,7 +43,7 @@ class HotRoutes:
     async def scale(self, request: web.Request) -> web.Response:
         """Whether the fleet is large enough, as on the bus."""
         self._of.gate.check_reader(request.headers)
-        signal = msgspec.to_builtins(self._of.pressure.signal())
+        signal = msgspec.to_builtins(self._of.scale_signal())
         totals = {name: count for (name,), count in self._of.pressure.totals()}
         return _json({**signal, "forced_off_total": totals})
 

@@ -38,17 +38,20 @@ MOST_OF_DEADLINE = 0.5
 """The other half is left for computing it after all."""
 
 IDLE_S = 86_400.0
+SHARE_RATE = 0.1
 
 
 class Splitter:
     """`totals` counts requests by what became of them; `tokens` and `took_ms` are sums over those
-    that were split. `dispatcher` sends the jobs, unheard: their times are nobody's TTFT."""
+    that were split, `moving_share` the part of their time in which blocks only moved, lately.
+    `dispatcher` sends the jobs, unheard: their times are nobody's TTFT."""
 
     def __init__(self, brain: RouterBrain, dispatcher: Dispatcher, config: RouterConfig) -> None:
         self.totals: Counter[str] = Counter()
         self.tokens = 0
         self.took_ms = 0.0
         self.running = 0
+        self.moving_share = 0.0
         self.quota = DecodeQuota(brain.ledger, config.split_decode_share)
         self.pairing = Pairing(brain, self.quota, config.split_min_tokens)
         self._dispatcher = dispatcher
@@ -98,7 +101,10 @@ class Splitter:
         if verdict == SPLIT:
             self.tokens += blocks * job.block_tokens
             self.took_ms += took_ms
-            self.pairing.learn(pair.store, took_ms - pair.prefill_ms)
+            late_ms = took_ms - pair.prefill_ms
+            self.pairing.learn(pair.store, late_ms)
+            share = max(0.0, late_ms + pair.fetch_ms) / max(1e-9, took_ms + pair.fetch_ms)
+            self.moving_share += SHARE_RATE * (share - self.moving_share)
         return HandOff(verdict, pair.prefill, pair.store, blocks, took_ms)
 
     async def _written_blocks(self, job: Job, pair: Pair) -> int:

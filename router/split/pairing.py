@@ -52,19 +52,23 @@ _COST = [
         "harm_ms", "eviction_ms", "overload_ms", "lateness_ms",
     )
 ]  # fmt: skip
-_TTFT, _CACHED, _PREFILL = map(TERMS.index, ("ttft_ms", "cached_tokens", "prefill_ms"))
+_TTFT, _CACHED, _PREFILL, _TRANSFER = map(
+    TERMS.index, ("ttft_ms", "cached_tokens", "prefill_ms", "transfer_ms")
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """`prefill` computes `blocks` leading blocks of the prompt within about `prefill_ms` and writes
-    them to `store`, for `decode` most likely. Costs of both ways, in ms."""
+    them to `store`, for `decode` most likely, which fetches them in `fetch_ms`. Costs of both ways,
+    in ms."""
 
     prefill: str
     decode: str
     store: str
     blocks: int
     prefill_ms: float
+    fetch_ms: float
     split_ms: float
     colocated_ms: float
 
@@ -189,6 +193,7 @@ class Pairing:
             store=store,
             blocks=blocks,
             prefill_ms=place.ttft_ms,
+            fetch_ms=float(answering.terms[at, _TRANSFER]),
             split_ms=place.cost_ms + written_ms + HOP_MS + float(costs[at]),
             colocated_ms=colocated_ms,
         )

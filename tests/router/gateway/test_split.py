@@ -247,3 +247,30 @@ async def test_many_at_once_stay_within_the_quota(
     assert len(await asyncio.gather(*asking)) == 6
     assert totals["split"] == 2
     await house.settled()
+
+
+async def test_each_part_tells_how_much_it_has_to_do(
+    split: House, http: aiohttp.ClientSession
+) -> None:
+    computes, _ = by_role(split)
+    release = asyncio.Event()
+
+    async def slowly(call: Call) -> None:
+        await release.wait()
+        await call.write()
+
+    computes.script = slowly
+    asking = asyncio.create_task(ask(split, http))
+    await computes.wait_calls(1)
+    async with http.get(f"{split.url}/router/scale") as response:
+        said = await response.json()
+    assert said["decode_pressure"] == pytest.approx(1 / 3_686)
+    release.set()
+    await asking
+    async with http.get(f"{split.url}/metrics") as response:
+        metrics = await response.text()
+    assert 'warmroute_hand_offs_total{verdict="split"} 1.0' in metrics
+    assert "warmroute_hand_offs_running 0.0" in metrics
+    for part in ("prefill", "decode", "transfer"):
+        assert f'warmroute_part_pressure{{part="{part}"}}' in metrics
+    assert "warmroute_hand_off_tokens_total 0.0" not in metrics

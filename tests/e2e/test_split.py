@@ -1,0 +1,176 @@
+"""Prompts computed by one process and answered by another one; each of them may die on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from tests.e2e.conftest import MODEL
+from tests.e2e.test_lifecycle import healthy, replica_process
+from tests.e2e.test_rows import complete, fresh
+from tests.e2e.up import Up, descendants, wait_until
+
+pytestmark = pytest.mark.slow
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Up]:
+    """One that computes and one that answers; tests leave them well."""
+    state = tmp_path_factory.mktemp("split")
+    flags = ("--model", str(tiny_model), "--model-name", MODEL, "--dtype", "float32")
+    up = Up(state, "--port", "0", "--prefill", "1", "--decode", "1", *flags)
+    try:
+        up.wait_ready()
+        wait_until(lambda: healthy(up) == {"p0", "d0"}, what="both are well")
+        yield up
+    finally:
+        up.close()
+
+
+@pytest.fixture
+def client(split: Up) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{split.url}/v1", api_key=split.key, max_retries=0, timeout=60) as client:
+        yield client
+
+
+def ask(up: Up, client: OpenAI, prompt: str) -> tuple[str, dict[str, Any], int]:
+    """The text, its decision, and how many tokens of the prompt were not computed to answer it."""
+    raw = complete(client, prompt, TOKENS)
+    made = up.get_json(f"/router/decisions/{raw.headers['x-warmroute-decision']}")["decision"]
+    answer = raw.parse()
+    return answer.choices[0].text, made, answer.usage.prompt_tokens_details.cached_tokens
+
+
+def clear(up: Up) -> None:
+    admin = json.loads((up.state / "keys.json").read_text())["admin_key"]
+    assert up.call("POST", "/router/cache/clear", b"{}", key=admin)[0] == 200
+
+
+def colocated(up: Up, client: OpenAI, prompt: str) -> str:
+    """The same answer, computed where it is answered: with nobody else to do it."""
+    clear(up)
+    os.kill(replica_process(up, "p0"), signal.SIGKILL)
+    wait_until(lambda: healthy(up) == {"d0"}, what="it is missed")
+    text, made, cached = ask(up, client, prompt)
+    wait_until(lambda: healthy(up) == {"p0", "d0"}, 60, "it is back")
+    assert (made["prefilled_by"], cached) == ("", 0)
+    return text
+
+
+def handed_off(up: Up, client: OpenAI) -> tuple[str, str]:
+    """A prompt that took the long way, and its answer."""
+    for _ in range(8):
+        prompt = fresh(600)
+        text, made, cached = ask(up, client, prompt)
+        assert made["replica"] == "d0"
+        if made["hand_off"] == "split" and cached > 0:
+            assert made["prefilled_by"] == "p0"
+            return prompt, text
+    raise AssertionError(made["hand_off"])
+
+
+def running(up: Up) -> float:
+    (line,) = re.findall(
+        r"^warmroute_hand_offs_running (\S+)$", up.call("GET", "/metrics")[1], re.M
+    )
+    return float(line)
+
+
+class Asked:
+    """A request in a thread of its own."""
+
+    def __init__(self, up: Up, client: OpenAI, prompt: str) -> None:
+        self.result: tuple[str, dict[str, Any], int] | None = None
+
+        def work() -> None:
+            self.result = ask(up, client, prompt)
+
+        self._thread = threading.Thread(target=work)
+        self._thread.start()
+
+    def end(self) -> tuple[str, dict[str, Any], int]:
+        self._thread.join(60)
+        assert self.result is not None
+        return self.result
+
+
+def stopped(up: Up, client: OpenAI, then: Callable[[int], None]) -> dict[str, Any]:
+    """A request whose prompt is being computed by a process that stands still, until `then`."""
+    pid, prompt = replica_process(up, "p0"), fresh(600)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asked = Asked(up, client, prompt)
+        wait_until(lambda: running(up) == 1.0 or asked.result is not None, what="it is handed off")
+        assert asked.result is None, asked.result[1]["hand_off"]
+        then(pid)
+        text, made, _ = asked.end()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert made["replica"] == "d0"
+    wait_until(lambda: running(up) == 0.0, what="nothing is under way")
+    assert text == ask(up, client, prompt)[0]
+    return made
+
+
+def test_the_tokens_are_those_of_one_place_for_both(split: Up, client: OpenAI) -> None:
+    prompt, text = handed_off(split, client)
+    assert colocated(split, client, prompt) == text
+
+
+def test_K2_one_that_is_killed_while_it_computes_costs_nothing_but_time(
+    split: Up, client: OpenAI
+) -> None:
+    made = stopped(split, client, lambda pid: os.kill(pid, signal.SIGKILL))
+    assert made["hand_off"] == "failed"
+    wait_until(lambda: healthy(split) == {"p0", "d0"}, 60, "it is back")
+    handed_off(split, client)
+
+
+def test_K2_one_that_hangs_is_not_waited_for(split: Up, client: OpenAI) -> None:
+    made = stopped(split, client, lambda pid: None)
+    assert made["hand_off"] in ("failed", "late")
+    wait_until(lambda: healthy(split) == {"p0", "d0"}, 60, "it is well again")
+
+
+def test_O1_who_leaves_takes_the_work_along(split: Up, client: OpenAI) -> None:
+    pid = replica_process(split, "p0")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with (
+            OpenAI(
+                base_url=f"{split.url}/v1", api_key=split.key, max_retries=0, timeout=0.5
+            ) as hurried,
+            pytest.raises(Exception, match="timed out"),
+        ):
+            complete(hurried, fresh(600), TOKENS)
+        wait_until(lambda: running(split) == 0.0, 5, "nothing is under way")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert 'verdict="client_gone"' in split.call("GET", "/metrics")[1]
+    wait_until(lambda: healthy(split) == {"p0", "d0"}, 60, "it is well again")
+
+
+def test_K6_a_store_that_dies_costs_nothing_but_time(split: Up, client: OpenAI) -> None:
+    pids = descendants(split.process.pid)
+    (kvd,) = (p for p in pids if b"kvstore.kvd" in Path(f"/proc/{p}/cmdline").read_bytes())
+    os.kill(kvd, signal.SIGKILL)
+    prompt = fresh(600)
+    text, made, _ = ask(split, client, prompt)
+    assert made["replica"] == "d0"
+    assert made["hand_off"] in ("split", "not_written", "costs_more")
+    wait_until(lambda: "kvd is back" in split.output, 60, "it is started again")
+    assert ask(split, client, prompt)[0] == text
+    handed_off(split, client)
