@@ -49,7 +49,8 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     `max_step_tokens`: how much of a prompt one step computes at most.
 
     `tiers`: the stores below its device whose blocks its digest shows, by name; what several
-    replicas show of one store is theirs together. An empty name is a store of its own.
+    replicas show of one store is theirs together. An empty name is a store of its own. `peers`:
+    stores of other hosts that it can read, which others show; empty where the name is not known.
 
     Another `engine` than ours is asked by HTTP: its `link_url` is the server's base URL. Without
     `digests` nobody will ever tell what it holds. `abilities`: words for what not every replica
@@ -75,6 +76,7 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = OWN_ENGINE
     digests: bool = True
     tiers: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
     abilities: tuple[str, ...] = ()
     role: str = BOTH
 
@@ -118,7 +120,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     `seen` maps a router's boot to the last dispatch number of it that this report includes.
     `queued_prefill_tokens` counts prompt tokens not yet computed of waiting and running requests,
-    after subtracting what the cache holds. `fetch` goes with the hello's `tiers`.
+    after subtracting what the cache holds. `fetch` goes with the hello's `tiers`, then its `peers`.
     """
 
     digest_generation: Count

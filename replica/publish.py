@@ -47,7 +47,10 @@ class ShownTiers(Protocol):
         """What each of them confirmed or denied since the last call."""
 
     def fetch_fits(self) -> tuple[FetchFit, ...]:
-        """How fast each of them gives blocks now."""
+        """How fast each of them gives blocks now, and each of the peers."""
+
+    def peer_names(self) -> tuple[str, ...]:
+        """Stores of other hosts that can be read too."""
 
 
 class Publisher:
@@ -137,6 +140,7 @@ class Publisher:
         if self.residency.generation != generation:
             self._hello_asked = self._load_asked = True
         now_s = self._clock()
+        self._meet_peers()
         if self._hello_due(now_s):
             self._last_hello_s, self._hello_asked = now_s, False
             hello = msgspec.structs.replace(self._hello, digest=self.residency.shape)
@@ -147,6 +151,13 @@ class Publisher:
             self._last_load_s, self._load_asked = now_s, False
             fetch = self._tiers.fetch_fits() if self._tiers is not None else ()
             await self._say("load", load_report(load, self.residency, self.draining, fetch))
+
+    def _meet_peers(self) -> None:
+        """Their names are known once they were reached."""
+        names = self._tiers.peer_names() if self._tiers is not None else ()
+        if names != self._hello.peers:
+            self._hello = msgspec.structs.replace(self._hello, peers=names)
+            self._hello_asked = True
 
     async def _run(self) -> None:
         while not self.superseded:

@@ -21,7 +21,7 @@ from kvstore.arena.limits import ArenaLimits
 from kvstore.arena.segment import UNIT_BYTES, Segment, round_up
 from kvstore.arena.source import ArenaSource
 from kvstore.kvd.metrics import serve_metrics
-from kvstore.kvd.place import Place
+from kvstore.kvd.place import Place, host_store_name
 from kvstore.kvd.server import serve
 from kvstore.kvd.settings import KvdSettings, settings_of
 from kvstore.peer.server import PeerServer
@@ -65,7 +65,9 @@ def _serve_beside(arena: Arena, settings: KvdSettings, stack: ExitStack) -> None
         source = ArenaSource(arena, "peers")
         check_mutual(settings.peer_tls, "kv.peer_tls")
         tls = None if settings.peer_tls is None else server_context(settings.peer_tls)
-        peers = PeerServer(source, settings.secret, settings.peer_host, settings.peer_port, tls)
+        at = settings.peer_host, settings.peer_port
+        name = host_store_name(str(settings.socket))
+        peers = PeerServer(source, settings.secret, *at, tls, name)
         peers.start()
         stack.callback(source.close)
         stack.callback(peers.close)

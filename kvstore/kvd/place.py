@@ -29,6 +29,12 @@ def reachable(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
+def host_store_name(socket_path: str) -> str:
+    """What replicas of one host call the store that they share: what any of them shows of it, all
+    of them can read, and other hosts through its peer port."""
+    return f"{socket.gethostname()}:{socket_path}"
+
+
 class Place:
     """Holds a socket path for this process, until it ends: the kernel lets go of the lock then.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import secrets
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
 from kvstore.block import MAX_HEADER_BYTES
@@ -64,7 +65,7 @@ def peer_tier(
     secret: bytes,
     limits: Limits | None = None,
     tls: ssl.SSLContext | None = None,
-) -> ConnectorTier:
+) -> PeerTier:
     """With `tls` nothing is said without it. Raises StoreError when the secret is too short to be
     one."""
     if len(secret) < MIN_SECRET_BYTES:
@@ -75,11 +76,44 @@ def peer_tier(
         trusted=False,
         shared=True,
     )
-    return ConnectorTier(caps, lambda until: PeerSession(address, secret, until, tls), limits)
+    names: list[str] = []
+    return PeerTier(caps, partial(_connect, address, secret, tls, names), limits, names)
+
+
+def _connect(
+    address: PeerAddress,
+    secret: bytes,
+    tls: ssl.SSLContext | None,
+    names: list[str],
+    deadline: float,
+) -> PeerSession:
+    session = PeerSession(address, secret, deadline, tls)
+    names[:] = [session.store]
+    return session
+
+
+class PeerTier(ConnectorTier):
+    """A ConnectorTier that knows what it reaches, once it has reached it."""
+
+    def __init__(
+        self,
+        caps: Caps,
+        connect: Callable[[float], PeerSession],
+        limits: Limits | None,
+        names: Sequence[str],
+    ) -> None:
+        """`names`: the store's, as soon as there has been a session."""
+        super().__init__(caps, connect, limits)
+        self._names = names
+
+    @property
+    def store(self) -> str:
+        """What routers call the peer's store; empty until somebody has asked there."""
+        return next(iter(self._names), "")
 
 
 class PeerSession:
-    """One connection, one request at a time; see connector.Session."""
+    """One connection, one request at a time; see connector.Session. `store`: its name there."""
 
     def __init__(
         self,
@@ -159,7 +193,10 @@ class PeerSession:
         if not same(said, proof(secret, b"server", client, server)):
             raise WireBrokenError("a peer without our secret")
         own = proof(secret, b"client", client, server)
-        self._stream.send([encode(Kind.PROOF, 0, own)], deadline)
+        asked = [encode(Kind.PROOF, 0, own), encode(Kind.NAME, 0)]
+        self._stream.send(asked, deadline)
+        name = read_body(self._stream, read_head(self._stream, deadline), Kind.NAMED, deadline)
+        self.store = name.decode(errors="replace")
 
     def _next(self, deadline: float) -> Frame:
         frame = read_head(self._stream, deadline)

@@ -10,7 +10,8 @@ anything else. The bytes behind that are encrypted where the connection is TLS, 
 told to want; forged blocks fail their own checks.
 
 One request at a time: PULL (run of keys, deadline, window) is answered by a BLOCK for each key in
-order, up to the first one that is not there, and one END; ASK by a COUNT. During a PULL, CREDIT
+order, up to the first one that is not there, and one END; ASK by a COUNT; NAME by a NAMED (what
+routers call the store, empty for none). During a PULL, CREDIT
 allows the server so many bytes more and CANCEL makes it end at the next block.
 """
 
@@ -32,6 +33,7 @@ NONCE_BYTES = 16
 MAC_BYTES = 16
 MIN_SECRET_BYTES = 16
 MAX_KEYS = 4_096
+MAX_NAME_BYTES = 256
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 FRAME = struct.Struct("<BBHII")
 PULL_HEAD = struct.Struct("<IIQ")
@@ -52,6 +54,8 @@ class Kind(IntEnum):
     CANCEL = 8
     ASK = 9
     COUNT = 10
+    NAME = 11
+    NAMED = 12
 
 
 class Ended(IntEnum):
@@ -75,6 +79,8 @@ _BODY_BYTES = {
     Kind.CANCEL: (0, 0),
     Kind.ASK: (KEY_BYTES, MAX_KEYS * KEY_BYTES),
     Kind.COUNT: (NUMBER.size,) * 2,
+    Kind.NAME: (0, 0),
+    Kind.NAMED: (0, MAX_NAME_BYTES),
 }
 """The least and the most that a body may have."""
 

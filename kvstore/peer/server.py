@@ -21,6 +21,7 @@ from kvstore.errors import StoreError
 from kvstore.peer.frames import (
     MAC_BYTES,
     MAGIC,
+    MAX_NAME_BYTES,
     MIN_SECRET_BYTES,
     NONCE_BYTES,
     NUMBER,
@@ -85,8 +86,10 @@ class PeerServer(Generic[B]):
         host: str = "127.0.0.1",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        name: str = "",
     ) -> None:
-        """Raises StoreError when the secret is too short to be one."""
+        """`name`: what routers call the store. Raises StoreError when the secret is too short to
+        be one."""
         if len(secret) < MIN_SECRET_BYTES:
             raise StoreError(f"the peer tier needs a secret of {MIN_SECRET_BYTES} bytes or more")
         self._source = source
@@ -94,6 +97,7 @@ class PeerServer(Generic[B]):
         self._host = host
         self.port = port
         self._tls = tls
+        self._name = name.encode()[:MAX_NAME_BYTES]
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -204,6 +208,8 @@ class PeerServer(Generic[B]):
         if frame.kind in (Kind.CREDIT, Kind.CANCEL):
             # Crossed the END of its request on the way.
             read_body(stream, frame, frame.kind, deadline)
+        elif frame.kind is Kind.NAME:
+            stream.send([encode(Kind.NAMED, frame.request, self._name)], deadline)
         elif frame.kind is Kind.ASK:
             keys = split_keys(read_body(stream, frame, Kind.ASK, deadline))
             count = NUMBER.pack(self._count(keys))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from kvstore.doorkeeper import Doorkeeper
 from kvstore.errors import StoreError
 from kvstore.identity import Namespace
 from kvstore.kvd.client import open_tier
+from kvstore.kvd.place import host_store_name
 from kvstore.layout import Layout
 from kvstore.level import Level
 from kvstore.remote.build import build_tier
@@ -109,12 +109,13 @@ def assemble(
         namespace,
         OutSettings(time.time_ns() // 1_000_000, config.write_deadline_ms / 1e3),
     )
-    return ReplicaTiers(cascade, loader, outbound, spot, shown)
+    reached = [(peer, level) for peer, level in zip(peers, others, strict=True)]
+    return ReplicaTiers(cascade, loader, outbound, spot, shown, reached)
 
 
 def host_name(near: Tier, config: KvConfig) -> str:
     """Replicas that say the same name share the host's store; one of its own has none to say."""
-    return f"{socket.gethostname()}:{config.host}" if near.caps.shared else ""
+    return host_store_name(config.host) if near.caps.shared else ""
 
 
 def host_tier(config: KvConfig) -> Tier | None:

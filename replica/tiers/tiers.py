@@ -8,6 +8,8 @@ from events.cache import CacheFact
 from events.load import FetchFit, PrefillFit
 from kvstore.cascade import Cascade
 from kvstore.level import Level
+from kvstore.peer.client import PeerTier
+from kvstore.tier import Tier
 from replica.sched.plan import ChildId
 from replica.sched.tiers import StoredBlock, Wanted
 from replica.tiers.loader import Loader
@@ -27,10 +29,14 @@ class ReplicaTiers:
         outbound: Outbound,
         spot: SpotCheck,
         shown: Sequence[tuple[str, Level]],
+        peers: Sequence[tuple[Tier, Level]] = (),
     ) -> None:
-        """`shown`: the levels that readers are told of, by the names of their stores."""
+        """`shown`: the levels that readers are told of, by the names of their stores; `peers`: what
+        they hold is shown by others."""
         self.names = tuple(name for name, _ in shown)
         self._shown = [level for _, level in shown]
+        self._peers = [level for _, level in peers]
+        self._reached = [tier for tier, _ in peers if isinstance(tier, PeerTier)]
         self._named = {name: level for name, level in shown if name}
         self.cascade = cascade
         self.loader = loader
@@ -62,13 +68,18 @@ class ReplicaTiers:
         return [level.known.drain() for level in self._shown]
 
     def fetch_fits(self) -> tuple[FetchFit, ...]:
-        """How fast each shown level gives blocks; out of reach when it can't be used now."""
+        """How fast each shown level gives blocks, then each peer; out of reach when it can't be
+        used now."""
         return tuple(
             FetchFit(level.speed.latency_ms, level.fetch_ms(1) - level.speed.latency_ms)
             if level.usable
             else OUT_OF_REACH
-            for level in self._shown
+            for level in (*self._shown, *self._peers)
         )
+
+    def peer_names(self) -> tuple[str, ...]:
+        """What routers call the stores of the peers, empty while that is not known."""
+        return tuple(tier.store for tier in self._reached)
 
     def look(self, wanted: Wanted) -> None:
         """See Tiers.look."""

@@ -183,12 +183,13 @@ def runs_of(
     overlap: int,
     depths: Sequence[int],
     speeds: Sequence[tuple[float, float]],
+    numbers: Sequence[int],
     demand: Demand,
 ) -> tuple[FetchRun, ...]:
-    """What `fetched` would bring to one replica, run by run."""
+    """What `fetched` would bring to one replica, run by run; `numbers` tell the tiers apart."""
     size, reach = demand.block_tokens, overlap
     most, runs = (demand.prompt_tokens - 1) // size, []
-    for tier, (depth, (latency_ms, block_ms)) in enumerate(zip(depths, speeds, strict=True)):
+    for tier, depth, (latency_ms, block_ms) in zip(numbers, depths, speeds, strict=True):
         count = min(most, depth) - reach
         done, fresh = reach * size, count * size
         compute_ms = b * fresh + c * (done * fresh + fresh * (fresh + 1) / 2)

@@ -114,7 +114,8 @@ class Field:
         assert below is not None
         b, c = _speed_of(self._board.table[row].tolist())
         depths, speeds = below.depths[:, row].tolist(), below.speeds[row].tolist()
-        return runs_of(b, c, int(self._look.depths[row]), depths, speeds, self._look.demand)
+        numbers, overlap = self._board.stores.numbers, int(self._look.depths[row])
+        return runs_of(b, c, overlap, depths, speeds, numbers, self._look.demand)
 
     def soonest_ms(self) -> float:
         """The shortest TTFT to be had."""

@@ -12,8 +12,9 @@ from events.load import DECODE, OWN_ENGINE, PREFILL
 from kvstore.identity import KeyChain
 from router.choice.reserve import SIZES, Booked
 from router.choice.sheet import Below, Sheet
-from router.fleet.member import Member, store_of
-from router.locality.below import TIERS, BelowIndex, Reach
+from router.fleet.member import Member
+from router.fleet.stores import Stores
+from router.locality.below import BelowIndex, Reach
 from router.locality.index import DigestIndex, Seats
 from router.locality.optimistic import OptimisticEntries
 
@@ -25,6 +26,8 @@ FIRST_COME = (0.0,) * SIZES
 """Nothing is known to be overtaken: other engines than ours serve in the order of arrival."""
 
 NOWHERE = -1
+OUT_OF_REACH_MS = 1e9
+"""Of a tier whose speed nobody has told."""
 
 FEW_ROWS = 8
 """Up to here NumPy takes longer than they do one by one."""
@@ -43,7 +46,8 @@ class Board:
         self.sheet = Sheet(len(members))
         self.table = self.sheet.table
         self.everywhere = np.arange(len(members))
-        self.speeds = np.zeros((len(members), TIERS, 2))
+        self.stores = Stores(members)
+        self.speeds = np.full((len(members), len(self.stores.numbers), 2), OUT_OF_REACH_MS)
         self.prefill_only = np.array([member.hello.role == PREFILL for member in members], bool)
         self.decode_only = np.array([member.hello.role == DECODE for member in members], bool)
         self.has_roles = bool(self.prefill_only.any() or self.decode_only.any())
@@ -58,9 +62,9 @@ class Board:
         row = self.rows[member.replica]
         self.table[row] = row_of(member, booked)
         if member.load is not None and member.load.fetch:
-            for place, fit in enumerate(member.load.fetch[:TIERS]):
+            for number, place, fit in self.stores.fits(member):
                 # What comes one time in two takes twice as long.
-                trust = member.trust.fetches.value(place, member.load_at_s)
+                trust = member.trust.fetches.value(number, member.load_at_s)
                 self.speeds[row, place] = fit.latency / trust, fit.per_block / trust
 
     def depths(self, index: DigestIndex, keys: bytes) -> np.ndarray:
@@ -75,18 +79,14 @@ class Board:
     def below(self, index: BelowIndex, keys: bytes) -> Below:
         """The same for each tier below the members' devices, with their speeds."""
         if self._reach is None:
-            self._reach = Reach(index, self.pool, self.rows, self._stores())
-        return Below(self._reach.depths(keys), self.speeds)
+            self._reach = Reach(index, self.pool, self.rows, self.stores.shown)
+        return Below(self.stores.reached(self._reach.depths(keys)), self.speeds)
 
     def bring(self, below: Below, store: str, blocks: int) -> None:
         """So many leading blocks were just written to a store: no digest shows them yet."""
-        for depths, names in zip(below.depths, self._stores(), strict=True):
+        for depths, names in zip(below.depths, self.stores.names, strict=True):
             there = [name == store for name in names]
             depths[there] = np.maximum(depths[there], blocks)
-
-    def _stores(self) -> list[list[str]]:
-        """Of each tier, the name that each member has for it."""
-        return [[store_of(member, place) for member in self.members] for place in range(TIERS)]
 
     def promised(
         self, optimistic: OptimisticEntries, chain: KeyChain, depths: np.ndarray

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvstore.identity import KeyChain
-from router.fleet.member import Member, Proof, tier_name
+from router.fleet.member import Member, Proof
+from router.fleet.stores import store_named
 from router.locality.falsehits import FalseHits
 from router.locality.index import DigestIndex
 from router.telemetry.alarms import Alarms
@@ -52,7 +53,7 @@ class Evidence:
         self._alarms.set(stale, "stale_digest", member.replica, "no word of its cache for seconds")
 
         short = member.trust.fetches.short(now_s)
-        names = ", ".join(tier_name(member, tier) for tier in short)
+        names = ", ".join(store_named(member, tier) for tier in short)
         self._alarms.set(
             bool(short), "loads_fall_short", member.replica, f"{names} gives less than is shown"
         )

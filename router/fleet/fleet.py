@@ -348,6 +348,8 @@ class Fleet:
             self.below.remove(member.replica)
         if hello != member.hello:
             self._pools = None
+        if (hello.tiers, hello.peers) != (member.hello.tiers, member.hello.peers):
+            self.roster_version += 1
         member.hello, member.pool = hello, pool
         for name in set(member.misfits):
             self.alarms.clear(name, member.replica)

@@ -153,14 +153,3 @@ class ReplicaView:
     load_age_ms: float
     load: ReplicaLoad | None
     hello: ReplicaHello
-
-
-def store_of(member: Member, place: int) -> str:
-    """The store that a member names there; empty for none, and for one of its own."""
-    tiers = member.hello.tiers
-    return tiers[place] if place < len(tiers) else ""
-
-
-def tier_name(member: Member, place: int) -> str:
-    """The same for people."""
-    return store_of(member, place) or f"its tier {place + 1}"

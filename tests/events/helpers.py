@@ -114,6 +114,7 @@ class Mirror:
     seq: int = -1
     bits: np.ndarray | None = None
     load: ReplicaLoad | None = None
+    hello: ReplicaHello | None = None
 
     @property
     def where(self) -> tuple[int, int, int]:
@@ -134,6 +135,7 @@ class MirrorListener:
     def on_hello(self, replica: str, boot: int, hello: ReplicaHello) -> None:
         self.calls.append(("hello", replica, boot))
         mirror = self.present.setdefault(replica, Mirror(boot))
+        mirror.hello = hello
         self._claim(mirror.boot == boot, "a new life before the end of the old one")
 
     def on_load(self, replica: str, boot: int, load: ReplicaLoad) -> None:

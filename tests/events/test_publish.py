@@ -242,10 +242,14 @@ class ListTiers:
 
     def __init__(self) -> None:
         self.facts: list[list[CacheFact]] = [[], []]
+        self.peers: tuple[str, ...] = ("",)
 
     def drain_facts(self) -> list[list[CacheFact]]:
         facts, self.facts = self.facts, [[], []]
         return facts
+
+    def peer_names(self) -> tuple[str, ...]:
+        return self.peers
 
     def fetch_fits(self) -> tuple[FetchFit, ...]:
         return FetchFit(1.0, 2.0), FetchFit(3.0, 4.0)
@@ -280,5 +284,9 @@ async def test_tiers_below_the_device_are_columns_of_the_same_digest() -> None:
     load = listener.present["r0"].load
     assert load is not None
     assert load.fetch == tiers.fetch_fits()
+    assert listener.present["r0"].hello.peers == ("",)
+    tiers.peers = ("there",)
+    await publisher.tick()
+    await until(lambda: listener.present["r0"].hello.peers == ("there",))
     await feed.close()
     await publisher.close()

@@ -79,6 +79,19 @@ def test_golden_frames() -> None:
     assert frames.proof(SECRET, b"server", bytes(16), bytes(range(16))).hex() == GOLDEN_PROOF
 
 
+def test_who_reaches_a_peer_knows_what_routers_call_its_store(shelf: Shelf) -> None:
+    server = PeerServer(shelf, SECRET, name="there:/run/kvd.sock")
+    server.start()
+    tier = peer_tier(PeerAddress(HOST, server.port), SECRET)
+    try:
+        assert tier.store == ""
+        assert tier.exists_prefix(KEYS, soon()) == 0
+        assert tier.store == "there:/run/kvd.sock"
+    finally:
+        tier.close()
+        server.close()
+
+
 def test_a_stranger_gets_nothing(server: PeerServer[Held]) -> None:
     with pytest.raises(OSError):
         session(server, bytes(32))
@@ -173,6 +186,8 @@ def scripted(answers: Callable[[Stream], None]) -> tuple[int, threading.Thread]:
         reply = own + frames.proof(SECRET, b"server", client, own)
         stream.send([frames.encode(Kind.HELLO_REPLY, 0, reply)], soon())
         frames.read_body(stream, frames.read_head(stream, soon()), Kind.PROOF, soon())
+        frames.read_body(stream, frames.read_head(stream, soon()), Kind.NAME, soon())
+        stream.send([frames.encode(Kind.NAMED, 0, b"scripted")], soon())
         pull = frames.read_head(stream, soon())
         stream.skip(pull.body_bytes, soon())
         answers(stream)

@@ -31,8 +31,9 @@ def join(
     remote: tuple[KeyChain, ...] = (),
     stores: tuple[str, ...] = ("", "far"),
     fetch: tuple[FetchFit, ...] = (FAST, FAST),
+    peers: tuple[str, ...] = (),
 ) -> None:
-    world.fleet.on_hello(replica, 1, hello(digest=WIDE, tiers=stores))
+    world.fleet.on_hello(replica, 1, hello(digest=WIDE, tiers=stores, peers=peers))
     world.fleet.link_state(replica, 1, True)
     world.fleet.on_load(replica, 1, load(fetch=fetch))
     bits = np.concatenate([digest_bits(*held) for held in (device, host, remote)])
@@ -100,6 +101,37 @@ def test_what_one_shows_of_a_shared_store_all_its_users_can_fetch() -> None:
         "c": 64,
         "d": 0,
     }
+
+
+def test_what_another_hosts_replica_shows_a_peer_can_pull_at_its_own_speed() -> None:
+    world = World()
+    there = {"stores": ("there", "far")}
+    here = {"stores": ("here", "far"), "peers": ("", "there")}
+    join(world, "a", host=(LONG,), **there)
+    join(world, "b", host=(part(LONG, 10),), fetch=(FAST, FAST, SLOW, FAST), **here)
+    join(world, "c", fetch=(FAST, FAST, FAST, SLOW), **here)
+    join(world, "d", stores=("here", "far"), peers=("here",), fetch=(FAST, FAST, FAST))
+    join(world, "e", stores=("elsewhere", "far"), fetch=(FAST, FAST))
+    found = terms(world, LONG)
+    assert found["a"][:2] == (33.0, 64)
+    assert found["b"][:2] == ((1.0 + 10 * 0.5) + (1.0 + 54 * 0.5), 64)
+    assert found["c"][:2] == (1.0 + 10 * 0.5, 10)
+    assert found["d"][:2] == (1.0 + 10 * 0.5, 10)
+    assert found["e"][:2] == (0.0, 0)
+    runs = world.decide(LONG, pin="b") and world.brain._open.popitem()[1].prediction.fetched
+    assert [(run.tier, run.first // 16, run.end // 16) for run in runs] == [(0, 0, 10), (3, 10, 64)]
+
+
+def test_a_peer_that_becomes_known_counts_from_then_on() -> None:
+    world = World()
+    join(world, "a", host=(LONG,), stores=("there", "far"))
+    join(world, "b", stores=("here", "far"), peers=("",), fetch=(FAST, FAST, FAST))
+    assert terms(world, LONG)["b"][:2] == (0.0, 0)
+    told = hello(digest=WIDE, tiers=("here", "far"), peers=("there",))
+    world.fleet.on_hello("b", 1, told)
+    assert terms(world, LONG)["b"][:2] == (33.0, 64)
+    world.fleet.on_gone("a", 1, "bye")
+    assert terms(world, LONG)["b"][:2] == (0.0, 0)
 
 
 def test_deltas_reach_the_column_that_they_lie_in() -> None:
