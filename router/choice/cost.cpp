@@ -10,7 +10,7 @@ struct Row {
     double context_limit, total_blocks, barred, admits_from_s, load_at_s, digest_at_s, unknown,
         trust, a, b, c, base, per_row, per_context, step_tokens, max_running, failures, unreported, requests,
         rows, context_tokens, backlog_ms, unseen_prefill_ms, queued_tokens, free_blocks,
-        cached_blocks, reused, busy, prefills_ms[7];
+        cached_blocks, prompts_seen, prompts_cached, busy, prefills_ms[7];
 };
 
 struct Ask {
@@ -19,7 +19,7 @@ struct Ask {
 
 struct Weights {
     double own_decode, harm, busy, crowd, max_occupancy, lateness, suspect_ms,
-        max_ageing_ms, fresh_s, half_life_s, min_idle, some_ms, fetch_margin;
+        max_ageing_ms, fresh_s, half_life_s, min_idle, some_ms, fetch_margin, reuse_guess, reuse_tokens;
 };
 
 // What lies in tiers below the devices: leading blocks by tier and replica, and how fast each gives
@@ -127,13 +127,17 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
     const Ask &ask = *asks;
     const Below below_{lower, speeds, lower ? tiers : 0, n};
     const long fit = filter(table, n, ask, asked, state);
-    double idle_ms = INFINITY, crowd_ms = INFINITY, busy = 0.0;
+    double idle_ms = INFINITY, crowd_ms = INFINITY, busy = 0.0, seen = 0.0, cached_of = 0.0;
     for (long i = 0; i < n; i++) {
         if (state[i] != FIT) continue;
         idle_ms = below(idle_ms, prefill_ms(table[i], 0, ask.prompt_tokens));
         crowd_ms = below(crowd_ms, queue_ms(table[i], ask, *w));
         busy += table[i].busy;
+        seen += table[i].prompts_seen;
+        cached_of += table[i].prompts_cached;
     }
+    const double reused =
+        below(1.0, (cached_of + w->reuse_guess * w->reuse_tokens) / (seen + w->reuse_tokens));
     busy /= above(1, fit);
     const double steady = w->busy * busy * busy / above(w->min_idle, 1.0 - busy);
     double *out = terms_of, soonest_ms = INFINITY, least_queued = INFINITY, longest = 0.0;
@@ -176,7 +180,7 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
             const double full = 1.0 - below(1.0, free / above(1.0, r.total_blocks));
             const double evicted =
                 below(r.cached_blocks, above(needed - free, needed * (full * full)));
-            eviction_ms = r.reused * r.b * evicted * ask.block_tokens;
+            eviction_ms = reused * r.b * evicted * ask.block_tokens;
         }
         const double slots = above(1.0, r.max_running);
         const double ahead = above(0.0, r.requests + 1 - slots);

@@ -47,6 +47,10 @@ many as wait in a queue, rho^2 / (1 - rho) on average where prefills take rho of
 and by more when even the shortest queue is long. On an idle fleet nobody comes next, and siblings
 of a cold prefix compute it on every replica at once; on a busy one they wait for it."""
 
+REUSE_GUESS = 0.5
+REUSE_GUESS_TOKENS = 10_000
+"""Before the fleet has seen so many prompt tokens, its hit ratio says little."""
+
 LATENESS_WEIGHT = 4.0
 SUSPECT_MS = 250.0
 MAX_BACKLOG_AGEING_MS = 500.0
@@ -64,7 +68,7 @@ WEIGHTS = np.array(
     [
         OWN_DECODE_WEIGHT, HARM_WEIGHT, BUSY_WEIGHT, CROWD_WEIGHT,
         MAX_OCCUPANCY_WEIGHT, LATENESS_WEIGHT, SUSPECT_MS, MAX_BACKLOG_AGEING_MS, FRESH_DIGEST_S,
-        DIGEST_HALF_LIFE_S, MIN_IDLE, SOME_MS, FETCH_MARGIN,
+        DIGEST_HALF_LIFE_S, MIN_IDLE, SOME_MS, FETCH_MARGIN, REUSE_GUESS, REUSE_GUESS_TOKENS,
     ],
     np.float64,
 )  # fmt: skip
@@ -282,12 +286,16 @@ def _own_decode_ms(at: _Rows, demand: Demand) -> np.ndarray:
 def _eviction_ms(at: _Rows, needed: np.ndarray, block_tokens: int) -> np.ndarray:
     """Cached blocks that must go, by what it takes to compute them again and how likely that is:
     where much of all prompts is found cached, what is cached is needed. The fuller a replica, the
-    sooner it must evict, so room that is left elsewhere is used first."""
+    sooner it must evict, so room that is left elsewhere is used first. The likelihood is the whole
+    fleet's: by its own one, whoever finds little cached would get all that is new, and find still
+    less, while the others' caches grow stale."""
     free = np.maximum(0.0, at.free_blocks)
     full = 1.0 - np.minimum(1.0, free / np.maximum(1.0, at.total_blocks))
     evicted = np.minimum(at.cached_blocks, np.maximum(needed - free, needed * (full * full)))
     told = (at.unreported == 0) & (needed > 0)
-    return np.where(told, at.reused * at.b * evicted * block_tokens, 0.0)
+    cached = at.prompts_cached.sum() + REUSE_GUESS * REUSE_GUESS_TOKENS
+    reused = min(1.0, cached / (at.prompts_seen.sum() + REUSE_GUESS_TOKENS))
+    return np.where(told, reused * at.b * evicted * block_tokens, 0.0)
 
 
 def _overload_ms(at: _Rows, demand: Demand, needed: np.ndarray, now_s: float) -> np.ndarray:

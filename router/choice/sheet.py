@@ -22,7 +22,8 @@ ROW = (
     "context_limit", "total_blocks", "barred", "admits_from_s", "load_at_s", "digest_at_s",
     "unknown", "trust", "a", "b", "c", "base", "per_row", "per_context", "step_tokens",
     "max_running", "failures", "unreported", "requests", "rows", "context_tokens", "backlog_ms",
-    "unseen_prefill_ms", "queued_tokens", "free_blocks", "cached_blocks", "reused", "busy",
+    "unseen_prefill_ms", "queued_tokens", "free_blocks", "cached_blocks", "prompts_seen",
+    "prompts_cached", "busy",
     *(f"prefills_{size}_ms" for size in range(SIZES)),
 )  # fmt: skip
 """What a row of the table says of one replica; router/fleet/board.py fills it."""

@@ -18,10 +18,6 @@ from router.locality.below import BelowIndex, Reach
 from router.locality.index import DigestIndex, Seats
 from router.locality.optimistic import OptimisticEntries
 
-REUSE_GUESS = 0.5
-REUSE_GUESS_TOKENS = 10_000
-"""Before a replica has seen so many prompt tokens, its own hit ratio says little."""
-
 FIRST_COME = (0.0,) * SIZES
 """Nothing is known to be overtaken: other engines than ours serve in the order of arrival."""
 
@@ -140,7 +136,7 @@ def row_of(member: Member, booked: Booked) -> tuple[float, ...]:
             member.load_at_s, *digest, *fits, hello.max_running, breaker.failures, True,
             booked.requests, booked.requests - booked.prefilling, booked.unseen_context_tokens,
             0.0, booked.unseen_prefill_ms, booked.unseen_prefill_tokens,
-            hello.total_blocks - booked.unseen_blocks, 0, 0.0, member.usage.share, *sizes,
+            hello.total_blocks - booked.unseen_blocks, 0, 0, 0, member.usage.share, *sizes,
         )  # fmt: skip
     requests = load.waiting + load.running + booked.unseen_requests
     prefilling = max(load.waiting + booked.unseen_prefilling, booked.prefilling)
@@ -151,8 +147,8 @@ def row_of(member: Member, booked: Booked) -> tuple[float, ...]:
         load.running_context_tokens + booked.unseen_context_tokens,
         backlog_ms(member), booked.unseen_prefill_ms,
         load.queued_prefill_tokens + booked.unseen_prefill_tokens,
-        load.free_blocks - booked.unseen_blocks, load.cached_blocks, _reused(member),
-        member.usage.share, *sizes,
+        load.free_blocks - booked.unseen_blocks, load.cached_blocks,
+        load.prompt_tokens_total, load.cached_tokens_total, member.usage.share, *sizes,
     )  # fmt: skip
 
 
@@ -171,12 +167,3 @@ def backlog_ms(member: Member) -> float:
         return 0.0
     prompts = max(1, load.waiting)
     return prompts * member.prefill.predict_ms(0, load.queued_prefill_tokens / prompts)
-
-
-def _reused(member: Member) -> float:
-    """The share of its prompts' tokens that it finds cached."""
-    load = member.load
-    if load is None:
-        return 0.0
-    cached = load.cached_tokens_total + REUSE_GUESS * REUSE_GUESS_TOKENS
-    return min(1.0, cached / (load.prompt_tokens_total + REUSE_GUESS_TOKENS))

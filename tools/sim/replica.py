@@ -87,7 +87,14 @@ class SimReplica:
         """The heartbeat. Steps taken in one go end here, so that the next one tells of them."""
         if self._burst is not None:
             self._burst.cut(self._agenda.now_s)
-        engine = report(self.scheduler, self._seen, self._agenda.now_s, alive=True)
+        engine = report(
+            self.scheduler,
+            self._seen,
+            self._agenda.now_s,
+            alive=True,
+            failed_plans=0,
+            broken_invariants=0,
+        )
         fetch = self.tiers.fetch_fits() if self.tiers is not None else ()
         return load_report(engine, self.residency, self.draining, fetch)
 

@@ -136,6 +136,14 @@ def test_eviction_damage_is_nothing_where_nothing_of_use_goes(state: dict[str, o
     assert by_replica(world.decide(P))["r0"].eviction_ms < 1.0
 
 
+def test_who_finds_little_cached_is_no_cheaper_place_for_what_is_new() -> None:
+    world = World(2)
+    tell(world, "r0", **full(reused=90_000))
+    tell(world, "r1", **full(reused=10_000))
+    terms = by_replica(world.decide(P))
+    assert terms["r0"].eviction_ms == terms["r1"].eviction_ms > 1.0
+
+
 def late_world() -> World:
     """r0 is cheap for all together, but its queue is long; r1 is sooner, and must evict."""
     world = World(2)

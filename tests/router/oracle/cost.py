@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from events.decision import CandidateTerms
@@ -21,7 +22,7 @@ MAX_OCCUPANCY_WEIGHT = 4.0
 
 REUSE_GUESS = 0.5
 REUSE_GUESS_TOKENS = 10_000
-"""Before a replica has seen so many prompt tokens, its own hit ratio says little."""
+"""Before the fleet has seen so many prompt tokens, its hit ratio says little."""
 
 LATENESS_WEIGHT = 4.0
 SUSPECT_MS = 250.0
@@ -60,11 +61,12 @@ class Standing:
 class Surroundings:
     """What is equal for all candidates of one choice. `idle_ms`: the request's cost on the fastest
     replica, were it idle and empty. `crowd_ms`: the shortest queue. `busy`: the mean share of the
-    time that prefills take."""
+    time that prefills take. `reused`: the share of all prompts' tokens that is found cached."""
 
     idle_ms: float
     crowd_ms: float
     busy: float
+    reused: float
     now_s: float
 
 
@@ -153,7 +155,7 @@ def price(
     decode_share_ms = mixing_ms + _own_decode_ms(demand, at, member.decode)
     occupancy = _occupancy(around, cold_ms)
     harm_ms = prefill_ms * (occupancy + overtaken + HARM_WEIGHT * max(0, at.rows))
-    eviction_ms = _eviction_ms(needed, demand.block_tokens, member, at)
+    eviction_ms = around.reused * _evicted_ms(needed, demand.block_tokens, member, at)
     overload_ms = _overload_ms(demand, needed, member, at, now_s)
     lateness_ms = _lateness_ms(ttft_ms, demand.ttft_deadline_ms)
     cost_ms = queue_ms + prefill_ms + decode_share_ms + harm_ms
@@ -221,19 +223,24 @@ def _blocks(demand: Demand) -> int:
     return math.ceil((demand.prompt_tokens + demand.output_tokens) / demand.block_tokens)
 
 
-def _eviction_ms(needed: int, block_tokens: int, member: Member, at: Standing) -> float:
-    """Cached blocks that must go, by what it takes to compute them again and how likely that is:
-    where much of all prompts is found cached, what is cached is needed. The fuller a replica, the
-    sooner it must evict, so room that is left elsewhere is used first."""
+def reused(members: Sequence[Member]) -> float:
+    """The share of the fleet's prompt tokens that it finds cached."""
+    loads = [member.load for member in members if member.load is not None]
+    cached = sum(load.cached_tokens_total for load in loads) + REUSE_GUESS * REUSE_GUESS_TOKENS
+    seen = sum(load.prompt_tokens_total for load in loads) + REUSE_GUESS_TOKENS
+    return min(1.0, cached / seen)
+
+
+def _evicted_ms(needed: int, block_tokens: int, member: Member, at: Standing) -> float:
+    """Cached blocks that must go, by what it takes to compute them again. The fuller a replica,
+    the sooner it must evict, so room that is left elsewhere is used first."""
     load = member.load
     if load is None or needed <= 0:
         return 0.0
     free = max(0, at.free_blocks)
     fullness = 1.0 - min(1.0, free / max(1, at.total_blocks))
     evicted = min(max(needed - free, needed * fullness**2), at.cached_blocks)
-    cached = load.cached_tokens_total + REUSE_GUESS * REUSE_GUESS_TOKENS
-    reused = min(1.0, cached / (load.prompt_tokens_total + REUSE_GUESS_TOKENS))
-    return reused * member.prefill.b * evicted * block_tokens
+    return member.prefill.b * evicted * block_tokens
 
 
 def _overload_ms(demand: Demand, needed: int, member: Member, at: Standing, now_s: float) -> float:

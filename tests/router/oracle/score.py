@@ -12,7 +12,15 @@ from router.fleet.fleet import Fleet
 from router.fleet.member import Member
 from router.locality.optimistic import OptimisticEntries
 from router.policies.base import Candidate as Bare
-from tests.router.oracle.cost import Demand, Price, Standing, Surroundings, price, standing
+from tests.router.oracle.cost import (
+    Demand,
+    Price,
+    Standing,
+    Surroundings,
+    price,
+    reused,
+    standing,
+)
 
 MIN_MATCH_TOKENS = 32
 """A shorter match is not worth following, and may be a digest's false positive."""
@@ -83,6 +91,7 @@ class Scorer:
             idle_ms=min((m.prefill.predict_ms(0, query.prompt_tokens) for m in fit), default=0.0),
             crowd_ms=min((at.queue_ms for at in standings), default=0.0),
             busy=sum(member.usage.share for member in fit) / max(1, len(fit)),
+            reused=reused(fit),
             now_s=now_s,
         )
         scored = {
