@@ -35,7 +35,7 @@ from router.choice.sheet import (
 from router.fleet.fetches import FetchRun
 from router.fleet.member import SUSPECT_LOAD_AGE_S
 
-OWN_DECODE_WEIGHT = 0.1
+OWN_DECODE_WEIGHT = 0.03
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
 HARM_WEIGHT = 0.05
 BUSY_WEIGHT = 2.0

@@ -11,7 +11,7 @@ from events.load import DecodeFit, PrefillFit
 from router.choice.reserve import Booked
 from router.fleet.member import Member, ReplicaState
 
-OWN_DECODE_WEIGHT = 0.1
+OWN_DECODE_WEIGHT = 0.03
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
 HARM_WEIGHT = 0.05
 BUSY_WEIGHT = 2
