@@ -95,6 +95,23 @@ def test_others_run_meanwhile_and_what_is_written_is_not_taken_from_it() -> None
     bench.assert_empty()
 
 
+def test_one_that_lost_its_place_with_its_last_row_in_flight_is_written_all_the_same() -> None:
+    bench = Bench(total_blocks=10, max_step_tokens=32, tiered=True)
+    assert bench.tiers is not None
+    child = bench.add(PROMPT, sampling(1), write_to="host")
+    plan = bench.plan()
+    request = bench.scheduler.table.get(child)
+    assert plan is not None
+    assert request is not None
+    bench.scheduler.lifecycle.preempt(request)
+    bench.finish_step(plan)
+    assert state(bench, child) is State.WRITING
+    bench.tiers.wrote(child)
+    bench.collect()
+    assert bench.finish(child) == "length"
+    bench.assert_empty()
+
+
 def test_without_tiers_it_ends_at_once_with_nothing_written() -> None:
     bench = Bench(total_blocks=10)
     child = bench.add(PROMPT, sampling(1), write_to="host")
