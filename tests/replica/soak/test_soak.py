@@ -49,6 +49,7 @@ class Watch:
     rss_mib: list[float] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
+    loaded: list[int] = field(default_factory=list)
     published: set[bytes] = field(default_factory=set)
 
     async def run(self) -> None:
@@ -63,6 +64,7 @@ class Watch:
         self.published = replay(self.published, engine.drain_facts())
         if tiers is not None:
             tiers.drain_facts()
+            self.loaded.append(tiers.loader.loaded_blocks)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.rss_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / MIB)
         self.files.append(len(os.listdir("/proc/self/fd")))
@@ -81,10 +83,11 @@ class Watch:
 
 
 async def clear_now_and_then(world: World) -> None:
+    """The device alone, then everything and half the pool, then everything and all of it again."""
     while True:
-        for limit in (None, 40, None):
+        for limit, below in ((None, False), (40, True), (None, True)):
             await asyncio.sleep(CLEAR_EVERY_S)
-            await asyncio.to_thread(world.engine.clear_cache, limit, limit is not None)
+            await asyncio.to_thread(world.engine.clear_cache, limit, below)
 
 
 def assert_nothing_left(world: World, watch: Watch) -> None:
@@ -143,6 +146,7 @@ async def test_O1_O5_misbehaviour_leaves_right_answers_and_nothing_else(
     assert tally["asked"] == tally["answered"] + tally["lost"]
     assert tally["asked"] > MIN_PER_S * SECONDS
     assert watch.last_mib - watch.warm_mib < GROWTH_MIB
+    assert watch.loaded[len(watch.loaded) // 2] < watch.loaded[-1]
     assert watch.files[-1] <= max(watch.files[: len(watch.files) // 2])
     assert watch.threads[-1] <= max(watch.threads[: len(watch.threads) // 2]) + POOL_THREADS
 
