@@ -135,7 +135,8 @@ async def test_S6_a_tenants_share_of_what_stays_warm_reaches_the_replica(
     assert await chat(house, http) == 200
     await change(house, http, warm_share=0.125)
     assert await chat(house, http) == 200
-    assert [call.request.warm_share for call in house.calls] == [0.5, 0.125]
+    # By replica, not by time: the two may have gone to either.
+    assert {call.request.warm_share for call in house.calls} == {0.5, 0.125}
 
 
 async def test_requests_at_once_are_counted_and_given_back(
