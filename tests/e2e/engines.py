@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from events.secrets import link_secret, parse_secret
 from kvstore.identity import Namespace
 from replica.engine.loop import EngineThread
 from replica.engine.messages import StepOutput
-from replica.front.build import Patience, build_front
+from replica.front.build import FrontApp, Patience, build_front
 from replica.front.check import Limits
 from replica.front.intake import Served
 from replica.front.link import LinkSettings
@@ -73,22 +74,31 @@ class RealReplica:
         self._engine = EngineThread(build_runner(card, config), self.tap, config, KEY, check=True)
         self._engine.start()
         self._scripted = FakeReplica(name, cluster_key=KEY, model=card)
-        served = Served(
+        self._served = partial(
+            Served,
             limits=Limits("tiny", card.shape.vocab, card.shape.context_tokens),
             vocabulary=card.tokenizer,
             eos_ids=card.eos_ids,
             cluster_key=KEY,
             namespace=Namespace.of_hello(self._scripted.hello()),
             mailbox_bytes=1_000_000,
-            compiler=GrammarCompiler(card.tokenizer, card.eos_ids),
         )
-        link = LinkSettings(replica=name, boot=1, secret=link_secret(KEY))
-        self.app = build_front(self._engine, queue, served, link, Patience())
+        self._queue, self._card = queue, card
+        self.app = self._front()
         self._runner: web.AppRunner | None = None
         self._port = 0
 
+    def _front(self) -> FrontApp:
+        """As a process that starts has it: nothing is left of the one before but the engine."""
+        compiler = GrammarCompiler(self._card.tokenizer, self._card.eos_ids)
+        link = LinkSettings(replica=self.name, boot=1, secret=link_secret(KEY))
+        served = self._served(compiler=compiler)
+        return build_front(self._engine, self._queue, served, link, Patience())
+
     async def revive(self) -> None:
         """Listen, on the same port each time."""
+        if self._runner is not None:
+            self.app = self._front()
         self._runner = self.app.runner()
         await self._runner.setup()
         await web.SockSite(self._runner, bind("127.0.0.1", self._port)).start()

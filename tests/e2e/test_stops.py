@@ -32,11 +32,11 @@ LONG: dict[str, Any] = {
 
 
 class Talk:
-    """A stream, and who serves it."""
+    """A stream, and who serves it. `text`: what it says, or the arguments of its calls."""
 
-    def __init__(self, client: OpenAI) -> None:
+    def __init__(self, client: OpenAI, settings: dict[str, Any] = LONG) -> None:
         self._stream = client.chat.completions.create(
-            **LONG, stream=True, stream_options={"include_usage": True}
+            **settings, stream=True, stream_options={"include_usage": True}
         )
         self.home: str = self._stream.response.headers["x-warmroute-replica"]
         self._chunks: Iterator[Any] = iter(self._stream)
@@ -50,6 +50,8 @@ class Talk:
             self.usage = chunk.usage
             for choice in chunk.choices:
                 self.text += choice.delta.content or ""
+                for call in choice.delta.tool_calls or ():
+                    self.text += call.function.arguments or ""
                 self.end = choice.finish_reason or self.end
             chunks -= 1
             if chunks == 0:
@@ -87,6 +89,47 @@ def test_R16_R17_a_replica_that_is_killed_mid_stream_is_continued_elsewhere(
     talk.read(20)
     os.kill(replica_process(up, talk.home), signal.SIGKILL)
     assert_whole(talk, whole)
+    assert continuations(up) == before + 1
+    wait_until(lambda: healthy(up) == {"r0", "r1"}, 60, "the replica is back")
+
+
+NUMBERS = {
+    "type": "object",
+    "properties": {"n": {"type": "array", "items": {"type": "integer"}, "minItems": 250}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "schema": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "numbers", "strict": True, "schema": NUMBERS},
+        }
+    },
+    "call": {
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": NUMBERS}}],
+        "tool_choice": "required",
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_R16_what_has_a_form_is_continued_in_it(up: Up, client: OpenAI, form: str) -> None:
+    settings = LONG | FORMS[form] | {"extra_body": {}}
+    whole = client.chat.completions.create(**settings).choices[0]
+    said = (
+        whole.message.tool_calls[0].function.arguments
+        if form == "call"
+        else (whole.message.content)
+    )
+    before = continuations(up)
+    talk = Talk(client, settings)
+    talk.read(20)
+    os.kill(replica_process(up, talk.home), signal.SIGKILL)
+    talk.read(TOKENS + 10)
+    assert talk.text == said
+    assert talk.end == whole.finish_reason
     assert continuations(up) == before + 1
     wait_until(lambda: healthy(up) == {"r0", "r1"}, 60, "the replica is back")
 
