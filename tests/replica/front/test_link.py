@@ -423,6 +423,38 @@ async def test_S1_a_malformed_frame_closes_only_its_link(frame) -> None:
         assert (await other.answer()).text == "ok"
 
 
+def bent(frame: bytes, rng: random.Random) -> bytes:
+    """A frame of ours with some wrong bytes, perhaps cut; or nothing like one."""
+    if rng.random() < 0.2:
+        return rng.randbytes(rng.randrange(60))
+    wrong = bytearray(frame)
+    for _ in range(rng.randint(1, 4)):
+        wrong[rng.randrange(len(wrong))] = rng.randrange(256)
+    return bytes(wrong[: rng.randint(1, len(wrong))])
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+async def test_S1_fuzzed_frames_behind_a_hello(count: int) -> None:
+    """Most end their link, some are requests; the replica goes on, and nothing of theirs stays."""
+    rng, sent = random.Random(11), 0
+    async with rig() as front:
+        good = encode(request())
+        while sent < count:
+            router = await front.dial()
+            with contextlib.suppress(ConnectionError):
+                for _ in range(8):
+                    sent += 1
+                    await router.socket.send_bytes(bent(good, rng))
+            await router.socket.close()
+        await front.until(lambda: not front.front.attempts)
+        router = await front.dial()
+        earlier = len(front.engine.requests)
+        await router.send(request())
+        await front.submitted(earlier + 1)
+        front.engine.step({front.engine.requests[-1].child: b"ok"}, finish="stop")
+        assert (await router.answer()).text == "ok"
+
+
 async def test_S1_random_bytes_at_the_port_harm_nobody() -> None:
     rng = random.Random(7)
     async with rig() as front:

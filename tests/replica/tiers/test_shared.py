@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,14 @@ from configs.load import ConfigError
 from configs.schema import KvConfig
 from events.load import PrefillFit
 from kvstore.layout import Layout
+from kvstore.remote.build import build_tier
+from kvstore.remote.server import EmbeddedValkey
 from kvstore.tier import Tier
 from replica.tiers.build import host_tier, named_tier, remote_tier
 from tests.fakes.mover import fake_layout
 from tests.kvstore.kvd.daemon import Daemon
 from tests.replica.sched.rig import KEY, sampling, tokens_of
-from tests.replica.tiers.rig import BLOCK_TOKENS, tiered
+from tests.replica.tiers.rig import BLOCK_TOKENS, TieredRig, tiered, wait_for
 
 PROMPT = tokens_of(1, 26)
 
@@ -59,6 +62,47 @@ def test_K2_the_host_s_store_dies_and_nobody_notices_but_the_counters(tmp_path: 
                 rig.assert_right(runner, rig.submit(PROMPT, sampling(5 + seed)))
                 rig.engine.clear_cache(below=False)
             rig.assert_nothing_left()
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_K6_valkey_is_killed_and_started_again_under_load(tmp_path: Path, times: int) -> None:
+    """Requests all the while: every answer right, the faults counted, and in the end hits again."""
+    server = EmbeddedValkey(tmp_path, 64 << 20)
+    server.start()
+    kv = KvConfig(check_one_in=0, staging_bytes=16 << 10, load_deadline_ms=500.0)
+    known = [tokens_of(10 + number, 26) for number in range(3)]
+    try:
+        with tiered(None, build_tier(server.url, secret=KEY), kv=kv) as (rig, runner, _):
+            counts = rig.tiers.cascade.levels[-1].counts
+
+            def load(prompts: Sequence[list[int]]) -> None:
+                """Twice: the second use is what is written."""
+                for _ in range(2):
+                    children = [rig.submit(prompt) for prompt in prompts]
+                    for child in children:
+                        rig.assert_right(runner, child)
+                    rig.forget()
+
+            for number in range(times):
+                load(known)
+                assert server.pid is not None
+                os.kill(server.pid, signal.SIGKILL)
+                load([*known, tokens_of(20 + number, 26)])
+                server.stop()
+                server.start()
+            skipped = rig.tiers.outbound.skipped
+            assert counts.failed.total() + skipped.total() >= times, (counts, skipped)
+            wait_for(lambda: _restored(rig, known[0]))
+            rig.settle()
+            rig.assert_nothing_left()
+    finally:
+        server.stop()
+
+
+def _restored(rig: TieredRig, prompt: list[int]) -> bool:
+    rig.run(prompt)
+    rig.forget()
+    return rig.sink.end_of(rig.run(prompt)).cached_tokens == 24
 
 
 @pytest.mark.parametrize("seal", [False, True], ids=["plain", "sealed"])
