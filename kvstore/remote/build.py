@@ -27,7 +27,8 @@ def build_tier(
 
     valkey://, redis:// (plain), valkeys://, rediss:// (TLS): [user:password@]host[:port][/db];
     file:///folder[?max_bytes=N]; s3://bucket[/prefix][?endpoint=URL&region=NAME]; peer://host:port,
-    which needs the cluster's `secret`, and `peer_tls` where that host wants TLS. Raises ValueError
+    which needs the cluster's `secret`, and `peer_tls` where that host wants TLS;
+    lmcache://127.0.0.1[:port]?python=PATH, a server of this host. Raises ValueError
     on a URL that names none, with no secret in its text, and StoreError when the store can't be
     used here.
     """
@@ -72,6 +73,12 @@ def _file(url: str, ttl_s: float | None) -> Tier:
     return file_tier(folder, max_bytes, DEFAULT_TTL_S if ttl_s is None else ttl_s)
 
 
+def _lmcache(url: str, ttl_s: float | None) -> Tier:
+    from kvstore.remote.lmcache.tier import LMCacheAddress, lmcache_tier
+
+    return lmcache_tier(LMCacheAddress.from_url(url))
+
+
 def _share_of_disk(folder: Path) -> int:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free // FILE_SHARE
@@ -83,6 +90,7 @@ def _missing(error: ModuleNotFoundError, extra: str) -> StoreError:
 
 _BUILDERS: dict[str, Callable[[str, float | None], Tier]] = {
     "file": _file,
+    "lmcache": _lmcache,
     "redis": _valkey,
     "rediss": _valkey,
     "s3": _s3,

@@ -28,6 +28,7 @@ from kvstore.kvd.client import open_tier
 from kvstore.peer.client import PeerAddress, peer_tier
 from kvstore.remote.endpoint import Endpoint
 from kvstore.remote.file import FileStore, file_tier
+from kvstore.remote.lmcache.tier import LMCacheAddress, lmcache_tier
 from kvstore.remote.resp import RespConnection
 from kvstore.remote.s3 import Bucket, open_store, s3_tier
 from kvstore.remote.server import EmbeddedValkey
@@ -35,7 +36,7 @@ from kvstore.remote.valkey import valkey_tier
 from kvstore.tier import Tier
 from tests.fakes.memory_tier import MemoryTier
 from tests.fakes.papers import make_papers
-from tests.kvstore.conformance.blocks import Block
+from tests.kvstore.conformance.blocks import Block, chain_of
 from tests.kvstore.kvd.daemon import Daemon
 from tests.processes import go_on, stand_still
 
@@ -374,6 +375,60 @@ class PeerTlsBackend(PeerBackend):
         return make_papers(folder / "papers")
 
 
+LMCACHE_PYTHON = os.environ.get("WARMROUTE_LMCACHE_PYTHON", "")
+"""Of an environment that has lmcache. Without one its server is left out."""
+
+
+class LMCacheBackend(Backend):
+    name = "lmcache"
+    can = frozenset({"server"})
+    slow = True  # seconds to start, milliseconds a block
+
+    def __init__(self, folder: Path) -> None:
+        self._port, self._http_port = free_port(), free_port()
+        self._log = (folder / "server.log").open("wb")
+        self._start()
+
+    def open(self) -> Tier:
+        url = f"lmcache://{HOST}:{self._port}?python={LMCACHE_PYTHON}&http={self._http_port}"
+        tier = lmcache_tier(LMCacheAddress.from_url(url), LIMITS)
+        [block] = chain_of(1, 0)
+        until = monotonic() + 60
+        while (outcome := tier.put([block.write()], until).result(60)[0]).reason:
+            assert monotonic() < until, outcome
+        return tier
+
+    def close(self) -> None:
+        self._stop(signal.SIGTERM)
+        self._log.close()
+
+    def _start(self) -> None:
+        words = f"--host {HOST} --http-host {HOST} --port {self._port}"
+        words += f" --http-port {self._http_port} --shm-name wr{self._port}"
+        words += " --supported-transfer-mode engine_driven"
+        words += " --l1-size-gb 1 --no-l1-use-lazy --eviction-policy LRU"
+        program = Path(LMCACHE_PYTHON).parent / "lmcache"
+        self._process = subprocess.Popen(
+            [str(program), "server", *words.split()],
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, "LMCACHE_TRACK_USAGE": "false"},
+        )
+
+    def _stop(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+        self._process.wait(20)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def restart(self) -> None:
+        self._stop(signal.SIGKILL)
+        self._start()
+        self.release(self.open())
+
+
 BACKENDS: dict[str, type[Backend]] = {
     backend.name: backend
     for backend in (
@@ -385,5 +440,6 @@ BACKENDS: dict[str, type[Backend]] = {
         S3Backend,
         PeerBackend,
         PeerTlsBackend,
+        *([LMCacheBackend] if LMCACHE_PYTHON else []),
     )
 }
