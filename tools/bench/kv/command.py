@@ -21,17 +21,20 @@ PARTS = {
     "restore": "tools.bench.kv.restore",
 }
 """Each has `measure() -> dict[str, float]`; what it calls over_X is NAME_over_X in the JSON."""
+ON_REQUEST = {"lmcache": "tools.bench.kv.lmcache"}
+"""What needs more than this environment."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="warmroute bench kv", description=__doc__)
-    parser.add_argument("--only", choices=PARTS, action="append", help="may be given again")
+    parts = PARTS | ON_REQUEST
+    parser.add_argument("--only", choices=parts, action="append", help="may be given again")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
     flags = parser.parse_args(arguments)
     found: dict[str, object] = {}
     for name in flags.only or PARTS:
-        figures = importlib.import_module(PARTS[name]).measure()
+        figures = importlib.import_module(parts[name]).measure()
         found[name] = figures
         for key, value in figures.items():
             if key.startswith("over_"):

@@ -61,11 +61,11 @@ def _compare(url: str) -> dict[str, float]:
                 for room, value in zip(rooms, pipeline.execute(), strict=True):
                     room[:] = memoryview(value)[len(_HEADER) :]
 
-        puts = in_turns(lambda: _put(ours, data), their_put, ROUNDS)
-        gets = in_turns(lambda: _get(ours, rooms), their_get, ROUNDS)
+        puts = in_turns(lambda: put_values(ours, data), their_put, ROUNDS)
+        gets = in_turns(lambda: get_values(ours, rooms), their_get, ROUNDS)
         small = [room[:SMALL_BYTES] for room in rooms[:1]]
-        _put(ours, data[:SMALL_BYTES])
-        small_us = 1e6 * median(timed(lambda: _get(ours, small)) for _ in range(200))
+        put_values(ours, data[:SMALL_BYTES])
+        small_us = 1e6 * median(timed(lambda: get_values(ours, small)) for _ in range(200))
     moved = VALUES * VALUE_BYTES / 1e9
     ours_s = [put + get for (put, _), (get, _) in zip(puts, gets, strict=True)]
     theirs_s = [put + get for (_, put), (_, get) in zip(puts, gets, strict=True)]
@@ -79,12 +79,15 @@ def _compare(url: str) -> dict[str, float]:
     }
 
 
-def _put(client: RespConnection, data: memoryview) -> None:
-    commands = [(b"SET", key, (_HEADER, data)) for key in _KEYS]
-    assert client.pipeline(commands, _soon()) == [b"OK"] * len(_KEYS)
+def put_values(client: RespConnection, data: memoryview, count: int = VALUES) -> None:
+    """Under the first `count` keys."""
+    commands = [(b"SET", key, (_HEADER, data)) for key in _KEYS[:count]]
+    assert client.pipeline(commands, _soon()) == [b"OK"] * count
 
 
-def _get(client: RespConnection, rooms: list[memoryview]) -> None:
+def get_values(client: RespConnection, rooms: list[memoryview]) -> None:
+    """Of the first keys, one for each room."""
+
     def landed(index: int, what: object) -> None:
         assert isinstance(what, Value), what
 
