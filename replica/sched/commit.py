@@ -146,6 +146,7 @@ class Committer:
             tokens=node.tokens,
             block=block,
             generation=self._lifecycle.cache.pool.generation(block),
+            awaited=bool(spec.write_to),
         )
 
     def _block(self, request: Request, index: int) -> bytes:

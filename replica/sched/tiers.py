@@ -44,7 +44,8 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
     """A committed full block. Its bytes are in device block `block` for as long as the pool's
-    generation of that block is `generation`."""
+    generation of that block is `generation`. `awaited`: somebody waits for it in a store, so it
+    goes there on its first use."""
 
     tenant: str
     salt: bytes
@@ -55,6 +56,7 @@ class StoredBlock:
     tokens: bytes
     block: int
     generation: int
+    awaited: bool = False
 
 
 class Tiers(Protocol):

@@ -191,6 +191,10 @@ class Outbound:
         for item in items:
             if isinstance(item, WriteOut):
                 continue
+            if isinstance(item, StoredBlock) and item.awaited:
+                self._doorkeeper.touch(item.key)
+                found.append(item)
+                continue
             if isinstance(item, StoredBlock):
                 self._remember(item)
                 keys: tuple[bytes, ...] = (item.key,)

@@ -83,12 +83,16 @@ class _Place:
 
 
 class Pairing:
-    """`min_tokens`: a prompt of which less must be computed is short."""
+    """`min_tokens`: a prompt of which less must be computed is short. `guard`: how much more a
+    prompt counts where only answers are given."""
 
-    def __init__(self, brain: RouterBrain, quota: DecodeQuota, min_tokens: int) -> None:
+    def __init__(
+        self, brain: RouterBrain, quota: DecodeQuota, min_tokens: int, guard: float = GUARD
+    ) -> None:
         self._brain = brain
         self._quota = quota
         self.min_tokens = min_tokens
+        self._guard = guard
         self._extra_ms: dict[str, float] = {}
 
     def splits(self, pool: str) -> bool:
@@ -135,9 +139,12 @@ class Pairing:
 
     def _colocated_ms(self, alone: Candidates) -> float:
         """The least that one place for both costs."""
-        members = map(self._brain.fleet.member, alone.replicas)
-        guarded = [member is not None and member.hello.role == DECODE for member in members]
-        return float((_costs(alone) + GUARD * alone.terms[:, _PREFILL] * guarded).min())
+        costs = _costs(alone)
+        for place, replica in enumerate(alone.replicas):
+            member = self._brain.fleet.member(replica)
+            if member is not None and member.hello.role == DECODE:
+                costs[place] += self._guard * max(1.0, alone.terms[place, _PREFILL])
+        return float(costs.min())
 
     def _computing(self, query: RouteQuery, blocks: int) -> list[_Place]:
         """Those that could compute it, cheapest first."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from events.load import PREFILL
 from router.choice.cost import MAX_BACKLOG_AGEING_MS
 from router.choice.reserve import Booked, Ledger
 from router.fleet.board import backlog_ms
@@ -92,7 +93,7 @@ class Credit:
             self._version = self._fleet.roster_version
         roster = self._rosters.get(pool)
         if roster is None:
-            roster = self._rosters[pool] = _Roster(self._fleet.members(pool))
+            roster = self._rosters[pool] = _Roster(_answering(self._fleet.members(pool)))
         return roster
 
 
@@ -100,3 +101,9 @@ def _ahead_ms(member: Member, booked: Booked, now_s: float) -> float:
     """Prefill work that lies before a newcomer."""
     age_ms = min(MAX_BACKLOG_AGEING_MS, 1e3 * (now_s - member.load_at_s))
     return max(0.0, backlog_ms(member) - age_ms) + booked.unseen_prefill_ms
+
+
+def _answering(members: list[Member]) -> list[Member]:
+    """Those that compute prompts for others take no place in the queue away: whoever is let go
+    needs room where it is answered. Where nobody else is there they answer too."""
+    return [member for member in members if member.hello.role != PREFILL] or members

@@ -12,12 +12,13 @@ from rich.progress import track
 
 from configs.schema import Eviction
 from tools.errors import CommandError
-from tools.flags import OWN_TIMES, factor, output_file, pace, picture_file, positive
+from tools.flags import OWN_TIMES, factor, natural, output_file, pace, picture_file, positive
 from tools.show import print_table
-from tools.sim.call import TraceError
+from tools.sim.call import Trace, TraceError
 from tools.sim.faults import fault, speed
 from tools.sim.plot import draw, require_matplotlib
 from tools.sim.profiles import DEVICES
+from tools.sim.roles import print_roles, roles_report
 from tools.sim.settings import ITL_TARGET_MS, Settings
 from tools.sim.simulate import EVERY, OURS, load_trace, simulate
 from tools.sim.summary import SLO_TTFT_S
@@ -28,6 +29,11 @@ from tools.sim.wire import BusFaults
 ALL = "all"
 HOST_LATENCY_MS = 0.2
 SHARED_LATENCY_MS = 2.0
+REPLICAS = 8
+LEAST_SPLIT = 2
+SLO_TPOT_MS = 50.0
+HANDED_OFF_TOKENS = 4_194_304
+"""Room of the store between those that compute and those that answer, where none is given."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,9 +43,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "trace",
         help="a file (JSON lines with hash_ids or hash_runs, or a CSV), or one made up: "
-        "groups:, agents: or siblings:, with settings behind it as in groups:prompts=5,zipf=1",
+        "groups:, agents:, siblings: or mixed:, with settings behind it: groups:prompts=5,zipf=1",
     )
-    parser.add_argument("--replicas", type=positive, default=8, metavar="N")
+    parser.add_argument(
+        "--replicas", type=natural, metavar="N", help="default: 8, none where others have roles"
+    )
     parser.add_argument(
         "--load",
         type=pace,
@@ -77,9 +85,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
     parser.add_argument("--plot", type=picture_file, metavar="FILE", help="draw them")
+    _add_roles(parser.add_argument_group("those that compute prompts, and those that answer"))
     _add_tiers(parser.add_argument_group("tiers below the devices"))
     _add_faults(parser.add_argument_group("what goes wrong"))
     return parser
+
+
+def _add_roles(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--prefill", type=natural, default=0, metavar="P", help="replicas that compute prompts")
+    add("--decode", type=natural, default=0, metavar="D", help="replicas that answer")
+    add(
+        "--pd",
+        action="store_true",
+        help="which ratio of both the trace asks for, of --replicas in all, and what it brings",
+    )
+    add("--slo-tpot-ms", type=factor, default=SLO_TPOT_MS, metavar="MS", help="of --pd")
+    add("--away", type=natural, default=1, metavar="N", help="of a part that may fail (--pd)")
 
 
 def _add_tiers(group: argparse._ArgumentGroup) -> None:
@@ -94,6 +116,8 @@ def _tiers(flags: argparse.Namespace) -> tuple[TierSpec, ...]:
     tiers = []
     if flags.host_tokens:
         tiers.append(TierSpec(flags.host_tokens, flags.host_gbytes_per_s, HOST_LATENCY_MS, False))
+    if not flags.shared_tokens and (flags.prefill or flags.pd):
+        flags.shared_tokens = HANDED_OFF_TOKENS
     if flags.shared_tokens:
         speed = flags.shared_gbytes_per_s
         tiers.append(TierSpec(flags.shared_tokens, speed, SHARED_LATENCY_MS, True))
@@ -119,9 +143,12 @@ def _add_faults(group: argparse._ArgumentGroup) -> None:
 def _settings(flags: argparse.Namespace) -> Settings:
     """All but the policy. Raises CommandError where the flags contradict each other."""
     try:
+        roles = flags.prefill + flags.decode
         return Settings(
             policy=OURS,
-            replicas=flags.replicas,
+            replicas=(0 if roles else REPLICAS) if flags.replicas is None else flags.replicas,
+            prefill=flags.prefill,
+            decode=flags.decode,
             load=flags.load,
             device=DEVICES[flags.device],
             kv_tokens=flags.kv_tokens,
@@ -148,6 +175,8 @@ def main(argv: Sequence[str]) -> int:
         trace = load_trace(flags.trace)
     except TraceError as error:
         raise CommandError(str(error)) from error
+    if flags.pd:
+        return _roles(flags, trace, settings)
     chosen = EVERY if flags.policy == ALL else (flags.policy,)
     policies = track(chosen, description="policies", transient=True)
     result = simulate(trace, settings, policies, flags.slo_ttft_s, flags.capacity_slo_s)
@@ -158,4 +187,15 @@ def main(argv: Sequence[str]) -> int:
         flags.json.write_text(json.dumps(result, indent=2) + "\n")
     if flags.plot:
         draw(result, flags.plot)
+    return 0
+
+
+def _roles(flags: argparse.Namespace, trace: Trace, settings: Settings) -> int:
+    """The worksheet and its simulations. Raises CommandError."""
+    if settings.prefill or settings.decode or settings.replicas < LEAST_SPLIT:
+        raise CommandError("--pd finds the roles of --replicas (2 or more) by itself")
+    report = roles_report(trace, settings, flags.slo_ttft_s, flags.slo_tpot_ms, flags.away)
+    print_roles(Console(), report)
+    if flags.json:
+        flags.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0

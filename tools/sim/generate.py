@@ -4,6 +4,7 @@
   system prompt and a few fixed questions behind it, asked again and again.
 - `agents`: sessions of several turns; each turn's prompt is the last one, its answer and a step.
 - `siblings`: bursts of requests that share a prefix which nobody has seen before.
+- `mixed`: long prompts with short answers beside short prompts with long ones; nothing is shared.
 
 Lengths are in tokens, `rates` in requests (or sessions) a second, one for each stage of a ladder.
 """
@@ -146,10 +147,41 @@ class Siblings:
                 yield Call(at_s, "siblings", blocks, self.system + self.question, self.output)
 
 
-KINDS: dict[str, type[Groups | Agents | Siblings]] = {
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """A share `readers` asks about `long` tokens and gets `brief` ones; the others say `short` and
+    get `output`."""
+
+    readers: float = 0.3
+    long: int = 8_000
+    brief: int = 50
+    short: int = 200
+    output: int = 400
+    rates: Rates = (10.0,)
+    stage_s: float = 60.0
+    arrival: Arrival = "poisson"
+    block: int = 100
+    seed: int = 1
+
+    def size(self) -> tuple[float, float]:
+        """Of the whole ladder."""
+        return sum(self.rates) * self.stage_s, max(self.long, self.short)
+
+    def calls(self, rng: random.Random) -> Iterator[Call]:
+        """Every prompt is its own."""
+        ids = _Ids(self.block)
+        for at_s in _arrivals(self.rates, self.stage_s, self.arrival, rng):
+            reads = rng.random() < self.readers
+            tokens, output = (self.long, self.brief) if reads else (self.short, self.output)
+            tenant = "readers" if reads else "writers"
+            yield Call(at_s, tenant, ids.fresh(tokens), tokens, output)
+
+
+KINDS: dict[str, type[Groups | Agents | Siblings | Mixed]] = {
     "groups": Groups,
     "agents": Agents,
     "siblings": Siblings,
+    "mixed": Mixed,
 }
 
 

@@ -61,7 +61,7 @@ class SimReplica:
         self._seen = SeenDispatches()
         self._burst: Burst | None = None
         if tiers is not None:
-            tiers.landed = self._landed
+            tiers.landed, tiers.written = self._landed, self._written
             tiers.prefill = lambda: scheduler.timing.prefill
             tiers.changed = lambda: self.on_change(self)
 
@@ -101,6 +101,11 @@ class SimReplica:
     def _landed(self, child: ChildId, blocks: int) -> None:
         if not self.dead:
             self.scheduler.landed(child, blocks)
+            self._resume()
+
+    def _written(self, child: ChildId, blocks: int) -> None:
+        if not self.dead:
+            self.scheduler.written(child, blocks)
             self._resume()
 
     def _resume(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from configs.schema import Eviction, ReplicaConfig
+from configs.schema import Eviction, ReplicaConfig, RouterConfig
+from events.load import BOTH, DECODE, PREFILL
+from router.split.pairing import GUARD
 from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES, Device
 from tools.sim.tiers import TierSpec
@@ -22,11 +24,18 @@ ITL_TARGET_MS = ReplicaConfig(id="").itl_target_ms
 class Settings:
     """`load`: device time that the requests would take without any cache, as a multiple of what
     the replicas have; None leaves the trace's own times. `speeds` scales replicas by name; `muted`
-    names those without events; `tiers` lie below the device, nearest first. Raises ValueError where
-    names are nobody's, or all are to die."""
+    names those without events; `tiers` lie below the device, nearest first. Beside `replicas` that
+    do everything, `prefill` and `decode` of the other roles; a prompt that one of the latter
+    computes counts `guard` times more: with infinity it computes none that can be handed off, and
+    prompts of fewer than `split_min_tokens` are not. Raises ValueError where names are nobody's,
+    all are to die, or prompts have no way to those that answer."""
 
     policy: str
     replicas: int = 8
+    prefill: int = 0
+    decode: int = 0
+    guard: float = GUARD
+    split_min_tokens: int = RouterConfig().split_min_tokens
     load: float | None = 0.75
     device: Device = DEFAULT_DEVICE
     kv_tokens: int = 1_048_576
@@ -50,8 +59,20 @@ class Settings:
             raise ValueError(f"no replica '{unknown[0]}': they are {', '.join(self.names)}")
         if not set(self.names) - {f.replica for f in self.faults if f.what == "die"}:
             raise ValueError("all replicas are to die: nobody would answer")
+        if not self.replicas + self.decode:
+            raise ValueError("some replicas have to answer")
+        if self.prefill and not any(tier.shared for tier in self.tiers):
+            raise ValueError("those that compute prompts need a store that all share")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The replicas: r0, r1, ..."""
-        return tuple(f"r{number}" for number in range(self.replicas))
+        """The replicas: r0, r1, ..., those of the other roles p0, ... and d0, ..."""
+        return (
+            *(f"r{number}" for number in range(self.replicas)),
+            *(f"p{number}" for number in range(self.prefill)),
+            *(f"d{number}" for number in range(self.decode)),
+        )
+
+    def role(self, name: str) -> str:
+        """What a replica of that name is there for."""
+        return {"p": PREFILL, "d": DECODE}.get(name[0], BOTH)

@@ -28,7 +28,7 @@ SHARED = "shared"
 @dataclass(frozen=True, slots=True)
 class TierSpec:
     """Room for `tokens`, of each replica or of all together; a copy takes `latency_ms` and its
-    bytes at `gbytes_per_s`. A shared one gets what is used twice."""
+    bytes at `gbytes_per_s`. A shared one gets what is used twice, and what somebody waits for."""
 
     tokens: int
     gbytes_per_s: float
@@ -120,9 +120,10 @@ class SimTiers:
         block_tokens: int,
         agenda: Agenda,
     ) -> None:
-        """The owner sets `landed`, which takes terminal events, `prefill`, how fast it computes,
-        and `changed`, which hears that there is something to publish."""
+        """The owner sets `landed` and `written`, which take terminal events, `prefill`, how fast it
+        computes, and `changed`, which hears that there is something to publish."""
         self.landed: Callable[[ChildId, int], None] = lambda *_: None
+        self.written: Callable[[ChildId, int], None] = lambda *_: None
         self.prefill: Callable[[], PrefillFit]
         self.changed: Callable[[], None] = lambda: None
         self._block_tokens = block_tokens
@@ -182,8 +183,23 @@ class SimTiers:
     def stored(self, block: StoredBlock) -> None:
         """Through to the replica's own tier; to a shared one on its second use."""
         for level in self._levels:
-            if not level.spec.shared or self._doorkeeper.touch(block.key):
+            if not level.spec.shared or self._doorkeeper.touch(block.key) or block.awaited:
                 self._write(level, block.key)
+
+    def write_out(self, child: ChildId, store: str, blocks: tuple[StoredBlock, ...]) -> None:
+        """Behind what is on its way there: what is missing then, and the end behind that."""
+        level = next((level for level in self._levels if level.spec.store == store), None)
+        keys = [block.key for block in blocks]
+        if level is None:
+            self._agenda.after(0.0, lambda: self.written(child, 0))
+            return
+
+        def look() -> None:
+            for key in keys[level.store.leading(keys) :]:
+                self._write(level, key)
+            level.out.copy(0, 0.0, lambda: self.written(child, level.store.leading(keys)))
+
+        level.out.copy(0, level.fit.latency, look)
 
     def used(self, keys: tuple[bytes, ...]) -> None:
         """These are on the device, so they can be written."""

@@ -9,24 +9,28 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+from msgspec import structs
 
 from configs.schema import RouterConfig
 from events.decision import RouteDecision
 from events.load import DigestShape, KVLayout, ReplicaHello
 from events.request import SamplingParams
-from kvstore.identity import HASH_VERSION, Namespace, block_key, chain
+from kvstore.identity import HASH_VERSION, KEY_BYTES, KeyChain, Namespace, block_key, chain
 from replica.engine.messages import ChildOutput, EngineRequest
 from replica.sched.ledger import Limits
 from replica.sched.plan import ChildId
 from replica.sched.scheduler import Scheduler
 from router.choice.choose import RouterBrain
-from router.choice.route import NoReplica, Outcome, RouteQuery
+from router.choice.route import HandOff, NoReplica, Outcome, RouteQuery
 from router.fleet.expected import Expected, pool_name
 from router.fleet.fleet import Fleet
+from router.split.pairing import Pair, Pairing, prefill_query
+from router.split.quota import DecodeQuota
 from tools.sim.call import Call, Trace
 from tools.sim.clairvoyant import most_able
 from tools.sim.clock import Agenda
@@ -54,6 +58,18 @@ class _Open:
     request: EngineRequest
     decision: RouteDecision | None = None
     first_s: float = 0.0
+    hand_off: HandOff | None = None
+
+
+@dataclass(slots=True)
+class _Computing:
+    """A prompt that is being computed for another replica to answer."""
+
+    entry: _Open
+    pair: Pair
+    decision: RouteDecision
+    began_s: float
+    pledge: ExitStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +96,7 @@ class _Seat:
     replica: SimReplica
     wire: Wire
     open: dict[ChildId, _Open] = field(default_factory=dict)
+    computing: dict[ChildId, _Computing] = field(default_factory=dict)
 
 
 class World:
@@ -153,11 +170,18 @@ class World:
 
     def _start_router(self) -> None:
         policy = self._settings.policy
-        config = RouterConfig(policy="least_load" if policy == CLAIRVOYANT else policy)
+        config = RouterConfig(
+            policy="least_load" if policy == CLAIRVOYANT else policy,
+            split_min_tokens=self._settings.split_min_tokens,
+        )
         self._fleet = Fleet(Expected.like(self._hello), self._agenda)
         self.brain = RouterBrain(
             self._fleet, config, self._agenda, random.Random(self._settings.seed)
         )
+        settings = self._settings
+        quota = DecodeQuota(self.brain.ledger, config.split_decode_share)
+        self._pairing = Pairing(self.brain, quota, settings.split_min_tokens, settings.guard)
+        self._quota = quota
 
     def _arrive(self, call: Call) -> Record:
         record = Record(call.tenant, self._agenda.now_s, call.prompt_tokens, call.output_tokens)
@@ -176,8 +200,53 @@ class World:
             tenant=call.tenant,
             arrival_s=self._agenda.now_s,
         )
-        self._place(_Open(call, record, request), 1)
+        entry = _Open(call, record, request)
+        if not self._hands_off(entry):
+            self._place(entry, 1)
         return record
+
+    def _hands_off(self, entry: _Open) -> bool:
+        """Whether its prompt goes to one that computes it for another one."""
+        if not self._settings.prefill:
+            return False
+        query = self._query(entry, 1)
+        pair = self._pairing.plan(query)
+        if not isinstance(pair, Pair):
+            return False
+        ask = structs.replace(prefill_query(query, pair.blocks), pin=pair.prefill)
+        answer = self.brain.decide(ask)
+        if isinstance(answer, NoReplica):
+            return False
+        self._children += 1
+        request = replace(
+            _routed(entry.request, self.brain.router_boot, answer.dispatch_seq),
+            child=ChildId(self._children),
+            prompt=entry.request.prompt[: ask.prompt_tokens],
+            chain=KeyChain(ask.chain.data[: pair.blocks * KEY_BYTES], b""),
+            params=SamplingParams(max_tokens=1, seed=0, temperature=0.0, ignore_eos=True),
+            write_to=pair.store,
+        )
+        pledge = ExitStack()
+        pledge.enter_context(self._quota.pledge(pair.decode, pair.blocks))
+        seat = self._seats[answer.replica]
+        seat.computing[request.child] = _Computing(entry, pair, answer, self._agenda.now_s, pledge)
+        seat.replica.submit(request)
+        return True
+
+    def _computed(self, job: _Computing, output: ChildOutput | None) -> None:
+        """Its blocks are in the store, or the replica died."""
+        job.pledge.close()
+        pair, took_ms = job.pair, 1e3 * (self._agenda.now_s - job.began_s)
+        blocks = 0 if output is None else output.written_blocks
+        cached = 0 if output is None else output.cached_tokens
+        status, fault = ("transport", True) if output is None else ("ok", False)
+        outcome = Outcome(status, fault, cached, job.decision.prompt_tokens, 0, took_ms, took_ms)
+        self.brain.finish(job.decision.decision_id, outcome)
+        if blocks:
+            self._pairing.learn(pair.store, took_ms - pair.prefill_ms)
+            job.entry.hand_off = HandOff("split", pair.prefill, pair.store, blocks, took_ms)
+            job.entry.record.prefilled_by = pair.prefill
+        self._place(job.entry, 1)
 
     def _place(self, entry: _Open, attempt: int) -> None:
         answer = self.brain.decide(self._query(entry, attempt))
@@ -203,6 +272,7 @@ class World:
             max_tokens=request.params.max_tokens,
             block_tokens=self._trace.block_tokens,
             pin=self._foreseen(request),
+            hand_off=entry.hand_off,
         )
 
     def _foreseen(self, request: EngineRequest) -> str | None:
@@ -212,6 +282,12 @@ class World:
 
     def _on_output(self, replica: SimReplica, output: ChildOutput) -> None:
         seat = self._seats[replica.name]
+        job = seat.computing.get(output.child)
+        if job is not None:
+            if output.finish is not None:
+                del seat.computing[output.child]
+                self._computed(job, output if output.error is None else None)
+            return
         entry = seat.open.get(output.child)
         if entry is None or entry.decision is None:
             return
@@ -257,9 +333,14 @@ class World:
         replica.on_output = self._on_output
         rng = random.Random(self._rng.random())
         muted = name in settings.muted
-        wire = Wire(replica, self._hello, self._fleet, self._agenda, settings.bus, rng, muted)
+        wire = Wire(
+            replica, self._hello_of(name), self._fleet, self._agenda, settings.bus, rng, muted
+        )
         self._seats[name] = _Seat(replica, wire)
         wire.join()
+
+    def _hello_of(self, name: str) -> ReplicaHello:
+        return structs.replace(self._hello, role=self._settings.role(name))
 
     def _tiers(self) -> SimTiers | None:
         """Those of a replica that begins its life: its own ones are empty."""
@@ -278,8 +359,11 @@ class World:
             return
         seat = self._seats.pop(fault.replica, None)
         lost = self._die(seat) if seat else []
+        jobs = list(seat.computing.values()) if seat else []
         if fault.what in ("restart", "join"):
             self._join(fault.replica)
+        for job in jobs:
+            self._computed(job, None)
         for entry in lost:
             self._move(entry)
 
@@ -304,9 +388,8 @@ class World:
             muted = name in self._settings.muted
             rng = random.Random(self._rng.random())
             seat.wire.retire()
-            seat.wire = Wire(
-                seat.replica, self._hello, self._fleet, self._agenda, self._settings.bus, rng, muted
-            )
+            hello, bus = self._hello_of(name), self._settings.bus
+            seat.wire = Wire(seat.replica, hello, self._fleet, self._agenda, bus, rng, muted)
             seat.wire.join()
 
     def _pace(self) -> float:
@@ -318,7 +401,7 @@ class World:
             settings.device.service_ms(call.prompt_tokens, call.output_tokens)
             for call in trace.calls
         )
-        return work_s / (settings.load * settings.replicas * max(1e-9, trace.span_s))
+        return work_s / (settings.load * len(settings.names) * max(1e-9, trace.span_s))
 
     def _report(self, rate_per_s: float) -> Run:
         replicas = [*self._past, *self.replicas()]

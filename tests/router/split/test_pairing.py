@@ -17,6 +17,7 @@ from router.split.pairing import (
     Pairing,
 )
 from router.split.quota import DecodeQuota
+from router.waiting.credit import Credit
 from tests.router.kit import BLOCK_TOKENS, POOL, World, hello, load, prompt
 
 LONG = prompt((1, 60))
@@ -168,3 +169,14 @@ def test_a_deadline_counts_what_the_hand_off_takes() -> None:
     tight = world.pairing.plan(replace(query, ttft_deadline_ms=970.0))
     assert isinstance(relaxed, Pair)
     assert tight == COLOCATED
+
+
+def test_a_place_to_be_answered_is_what_the_queue_waits_for() -> None:
+    world = Split(p0="prefill", d0="decode")
+    credit = Credit(world.fleet, world.brain.ledger, 1e9, world.clock)
+    for seed in range(10):
+        assert credit.room(POOL)
+        world.decide(prompt((100 + seed, 2)))
+    assert not credit.room(POOL)
+    world.fleet.on_gone("d0", 1, "dead")
+    assert credit.room(POOL)

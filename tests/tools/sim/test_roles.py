@@ -1,0 +1,103 @@
+"""Simulated fleets whose replicas have roles: the router's own pairs, devices that take time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.tools.sim.test_world import times
+from tools.cli import main
+from tools.sim.faults import Fault
+from tools.sim.generate import generate
+from tools.sim.profiles import DEVICES
+from tools.sim.settings import Settings
+from tools.sim.tiers import TierSpec
+from tools.sim.world import Run, World
+
+STORE = (TierSpec(1 << 20, 12.5, 0.5, True),)
+MIX = generate("mixed:rates=6,stage_s=8,long=4000,output=60")
+
+
+def settings(**changes: object) -> Settings:
+    base = Settings(policy="warmroute", replicas=0, prefill=2, decode=2, tiers=STORE)
+    return dataclasses.replace(base, **changes)
+
+
+def long_ones(run: Run) -> list[str]:
+    return [r.prefilled_by for r in run.records if r.prompt_tokens == 4_000]
+
+
+def test_long_prompts_are_computed_by_one_and_answered_by_another() -> None:
+    run = World(MIX, settings()).run()
+    assert len(run.records) == len(MIX.calls)
+    assert {r.replica for r in run.records} == {"d0", "d1"}
+    assert sum(map(bool, long_ones(run))) > len(long_ones(run)) / 2
+    for record in run.records:
+        assert not record.failed
+        assert record.e2e_s >= record.ttft_s > 0
+        if record.prompt_tokens < 256:
+            assert not record.prefilled_by
+        elif record.prefilled_by:
+            assert record.prefilled_by in ("p0", "p1")
+            assert record.cached_tokens == 3_900
+
+
+@pytest.mark.slow
+def test_a_run_repeats_to_the_bit() -> None:
+    assert times(World(MIX, settings()).run()) == times(World(MIX, settings()).run())
+
+
+@pytest.mark.slow
+def test_with_an_infinite_guard_every_long_prompt_is_handed_off() -> None:
+    assert all(long_ones(World(MIX, settings(guard=math.inf, load=0.4)).run()))
+
+
+@pytest.mark.parametrize("victim", ["p0", "d0"])
+@pytest.mark.parametrize("what", ["die", pytest.param("restart", marks=pytest.mark.slow)])
+def test_K2_a_replica_that_dies_loses_no_request(victim: str, what: str) -> None:
+    faults = tuple(Fault(at_s, what, victim) for at_s in ([1.0] if what == "die" else [0.5, 1.5]))
+    world = World(MIX, settings(guard=math.inf, faults=faults))
+    run = world.run()
+    assert len(run.records) == len(MIX.calls)
+    assert all(r.e2e_s > 0 and not r.failed for r in run.records)
+    assert all(not seat.computing and not seat.open for seat in world._seats.values())
+    assert not world._quota.pledged("d0")
+    assert not world._quota.pledged("d1")
+
+
+def test_a_store_that_is_too_slow_is_not_used() -> None:
+    slow = (TierSpec(1 << 20, 0.01, 0.5, True),)
+    assert not any(long_ones(World(MIX, settings(tiers=slow)).run()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"decode": 0}, "have to answer"), ({"tiers": ()}, "a store that all share")],
+)
+def test_settings_that_can_t_be(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        settings(**changes)
+
+
+@pytest.mark.slow
+def test_the_command_says_the_ratio_and_simulates_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    into = tmp_path / "roles.json"
+    words = "sim mixed:rates=4,stage_s=4,long=2000,output=20 --pd --replicas 3 --load 0.5"
+    assert main([*words.split(), "--json", str(into)]) == 0
+    report = json.loads(into.read_text())
+    assert report["best"] in ("1:2", "2:1")
+    assert [run["how"] for run in report["runs"]][:3] == ["colocated", "by cost", "always split"]
+    assert all(0 <= run["slo_share"] <= 1 for run in report["runs"])
+    assert report["best"] in capsys.readouterr().out
+
+
+def test_the_profile_s_bytes_are_what_moves() -> None:
+    run = World(MIX, settings(guard=math.inf, load=0.4)).run()
+    per_token = DEVICES["h100-8b"].kv_bytes_per_token
+    assert run.fetched_bytes == 3_900 * per_token * len(long_ones(run))
