@@ -72,10 +72,24 @@ def verdict(answer: dict[str, Any]) -> str:
     if answer["replica"] is None:
         again = f"; ask again in {answer['retry_after_s']:.0f} s" if answer["retry_after_s"] else ""
         return f"Nobody can take these {prompt} now: {answer['reason']}{again}."
+    first = _computed_by(answer["hand_off"])
     return (
-        f"{answer['replica']} would get it ({answer['reason']}; policy {answer['policy']}):"
+        f"{first}{answer['replica']} would get it ({answer['reason']}; policy {answer['policy']}):"
         f" {answer['predicted_cached_tokens']:,} of {prompt} are cached there,"
         f" the first token comes after about {_time(answer['predicted_ttft_ms'])}."
+    )
+
+
+def _computed_by(hand_off: dict[str, Any] | None) -> str:
+    """Who would compute it first, where replicas have roles."""
+    if hand_off is None:
+        return ""
+    if "prefill" not in hand_off:
+        return f"Nobody would compute it for another one ({hand_off['verdict']}). "
+    return (
+        f"{hand_off['prefill']} would compute it within {_time(hand_off['prefill_ms'])}"
+        f" (cost {_time(hand_off['split_ms'])},"
+        f" at one place for both {_time(hand_off['colocated_ms'])}). "
     )
 
 

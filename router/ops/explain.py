@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from events.decision import RouteDecision
 from events.errors import UserError
 from events.wire import plain
-from router.choice.route import NoReplica
+from router.choice.route import HandOff, NoReplica, RouteQuery
 from router.dispatch.dispatch import Job
 from router.openai import faults
 from router.openai.parse import read_chat, read_completion
@@ -17,6 +19,7 @@ from router.openai.sampling import to_sampling
 from router.openai.schema import ChatRequest, CompletionRequest, Limits
 from router.rendering.render import RenderedPrompt, Renderer
 from router.services import Services, limits_in
+from router.split.hand_off import SPLIT
 from router.tenancy.tenants import Tenant
 
 REQUEST_ID = "explain"
@@ -39,9 +42,32 @@ class Explainer:
         sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, lambda: 0)
         job = self._of.jobs.make(REQUEST_ID, tenant, prompt.ids, sampling, pool)
         leg = job.first_leg()
-        verdict = self._of.brain.explain(job.query(leg, revision.dispatcher.unable(job, leg)))
-        head = {**_asked(job), "revision": revision.name}
+        query = job.query(leg, revision.dispatcher.unable(job, leg))
+        hand_off, query = self._hand_off(query)
+        verdict = self._of.brain.explain(query)
+        head = {**_asked(job), "revision": revision.name, "hand_off": hand_off}
         return {**head, "policy": self._of.brain.policy, **_answer(verdict)}
+
+    def _hand_off(self, query: RouteQuery) -> tuple[dict[str, Any] | None, RouteQuery]:
+        """Who would compute the prompt for another one to answer, or why nobody; and the query as
+        it would be asked then. None where nobody has such a role."""
+        pairing = self._of.splitter.pairing
+        if not pairing.splits(query.pool):
+            return None, query
+        planned = pairing.plan(query)
+        if isinstance(planned, str):
+            return {"verdict": planned}, replace(query, hand_off=HandOff(planned))
+        done = HandOff(SPLIT, planned.prefill, planned.store, planned.blocks, planned.prefill_ms)
+        terms = {
+            "verdict": SPLIT,
+            "prefill": planned.prefill,
+            "blocks": planned.blocks,
+            "prefill_ms": planned.prefill_ms,
+            "fetch_ms": planned.fetch_ms,
+            "split_ms": planned.split_ms,
+            "colocated_ms": planned.colocated_ms if isfinite(planned.colocated_ms) else None,
+        }
+        return terms, replace(query, hand_off=done)
 
     def _read(self, document: dict[str, Any], limits: Limits) -> ChatRequest | CompletionRequest:
         body = {"model": self._of.config.model.name, **document}

@@ -12,6 +12,7 @@ from tools.explain import MAX_COLUMNS, TERMS, table, verdict
 ANSWER: dict[str, Any] = {
     "prompt_tokens": 1_200,
     "prompt_blocks": 75,
+    "hand_off": None,
     "policy": "warmroute",
     "replica": "r1",
     "reason": "warm",
@@ -61,3 +62,11 @@ def test_the_verdict_is_one_sentence() -> None:
     assert verdict(nobody) == (
         "Nobody can take these 1,200 prompt tokens now: deadline; ask again in 3 s."
     )
+
+
+def test_where_replicas_have_roles_it_says_who_would_compute_it() -> None:
+    pair = {"verdict": "split", "prefill": "p0", "prefill_ms": 80.0, "split_ms": 120.0}
+    said = verdict({**ANSWER, "hand_off": {**pair, "colocated_ms": 1_900.0}})
+    assert said.startswith("p0 would compute it within 80 ms (cost 120 ms, at one place for both")
+    stays = verdict({**ANSWER, "hand_off": {"verdict": "short"}})
+    assert stays.startswith("Nobody would compute it for another one (short). ")

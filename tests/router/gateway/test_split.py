@@ -274,3 +274,16 @@ async def test_each_part_tells_how_much_it_has_to_do(
     for part in ("prefill", "decode", "transfer"):
         assert f'warmroute_part_pressure{{part="{part}"}}' in metrics
     assert "warmroute_hand_off_tokens_total 0.0" not in metrics
+
+
+async def test_explain_says_who_would_compute_it(split: House, http: aiohttp.ClientSession) -> None:
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    computes, _ = by_role(split)
+    for prompt, verdict in ((LONG["prompt"], "split"), ("hi", "short")):
+        body = {"prompt": prompt, "max_tokens": 4, "tenant": "alice"}
+        path = f"{split.url}/router/explain"
+        async with http.post(path, json=body, headers=headers) as response:
+            said = await response.json()
+        assert (said["hand_off"]["verdict"], said["replica"]) == (verdict, "d0")
+    assert not computes.calls
+    assert not split.services.splitter.totals
