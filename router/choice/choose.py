@@ -170,13 +170,16 @@ class RouterBrain:
         entry = self._open.get(decision_id)
         if entry is None or entry.answered:
             return
+        self._answered(entry, cached_tokens, ttft_ms)
+
+    def _answered(self, entry: _Open, cached_tokens: int | None, ttft_ms: float) -> None:
         entry.answered = True
-        self.ledger.first_token(decision_id)
-        replica = entry.decision.replica
+        query, decision = entry.query, entry.decision
+        self.ledger.first_token(decision.decision_id)
         if cached_tokens is not None:
             self._observe(entry, cached_tokens, ttft_ms)
-        query = entry.query
-        self.fleet.replica_alive(replica, entry.boot, query.chain, query.public_cut_blocks)
+        chain, cut_blocks = query.chain, query.public_cut_blocks
+        self.fleet.replica_alive(decision.replica, entry.boot, chain, cut_blocks)
 
     def assume_prefilled(self, decision_id: str) -> None:
         """The prefill is taken to be over: only its reservation knows."""
@@ -184,14 +187,15 @@ class RouterBrain:
 
     def finish(self, decision_id: str, outcome: Outcome) -> None:
         """Release, learn, record. Only the first call for a decision counts."""
-        if outcome.status == "ok" and outcome.ttft_ms is not None:
-            cached_tokens = outcome.cached_tokens if outcome.cached_told else None
-            self.first_token(decision_id, cached_tokens, outcome.prompt_tokens, outcome.ttft_ms)
         entry = self._open.pop(decision_id, None)
         if entry is None:
             return
-        if outcome.status == "ok" and outcome.cached_told and outcome.ttft_ms is not None:
-            self._observe(entry, outcome.cached_tokens, outcome.ttft_ms)
+        if outcome.status == "ok" and outcome.ttft_ms is not None:
+            cached_tokens = outcome.cached_tokens if outcome.cached_told else None
+            if not entry.answered:
+                self._answered(entry, cached_tokens, outcome.ttft_ms)
+            elif cached_tokens is not None and not entry.observed:
+                self._observe(entry, cached_tokens, outcome.ttft_ms)
         self.ledger.release(decision_id)
         self._learn(entry, outcome)
         report = _report(entry.decision, outcome)
@@ -260,7 +264,7 @@ class RouterBrain:
             queued_tokens=pick.candidate.queued_prefill_tokens,
             matched_tokens=scored.digest_blocks * query.block_tokens,
             usable_tokens=scored.usable_tokens,
-            shared_blocks=field.candidates.longest(),
+            shared_blocks=field.candidates.longest_blocks,
             forced_off=_forced_off(field.candidates, pick),
             fit_replicas=len(field),
             hand_off=hand_off.verdict,
@@ -367,7 +371,7 @@ def _reason(query: RouteQuery, pick: Pick) -> str:
 
 def _forced_off(candidates: Candidates, pick: Pick) -> str:
     """Whose warm blocks would have saved more, had less been waiting there; "" nobody's."""
-    most, chosen = candidates.longest(), pick.candidate
+    most, chosen = candidates.longest_blocks, pick.candidate
     if chosen.overlap_blocks >= most:
         return ""
     best = int(np.where(candidates.overlaps == most, candidates.scores, -np.inf).argmax())

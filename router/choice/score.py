@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 from operator import itemgetter
-from typing import NamedTuple, overload
+from typing import overload
 
 import numpy as np
 from msgspec import Struct
@@ -53,7 +53,7 @@ class Scored(Struct, frozen=True):
     digest_blocks: int
 
 
-class Look(NamedTuple):
+class Look(Struct, frozen=True):
     """What was looked up for a query: leading blocks as the digests say, and with what is promised,
     int32 (n,); what lies below."""
 
@@ -83,11 +83,11 @@ class Field:
         self._now_s = now_s
         self._look = look
         self._barred = barred
-        state, terms, best, figures = prices
-        self._state, self._terms, self._figures = state, terms, figures
+        terms, best, figures = prices.terms, prices.best, prices.figures
+        self._state, self._terms, self._figures = prices.state, terms, figures
         self._fit, replicas = board.everywhere, board.replicas
         if len(terms) < len(replicas):
-            self._fit = np.flatnonzero(state == FIT)
+            self._fit = np.flatnonzero(prices.state == FIT)
             replicas = [replicas[row] for row in self._fit.tolist()]
         # What a policy sees.
         self.candidates = Candidates(replicas, terms, best, figures, self._candidate)

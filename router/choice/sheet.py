@@ -85,7 +85,7 @@ class Sheet:
         self.everybody_at = address(self.everybody)
 
 
-class Figures(NamedTuple):
+class Figures(Struct, frozen=True):
     """Over all candidates: the shortest TTFT, the shortest queue, the most leading blocks held, and
     the `BEST` best scores, best first. Nothing is known of nobody."""
 
@@ -98,7 +98,7 @@ class Figures(NamedTuple):
 NOBODY = Figures(math.inf, math.inf, 0, [])
 
 
-class Prices(NamedTuple):
+class Prices(Struct, frozen=True):
     """State of each replica, uint8 (n,); terms of each candidate, float64 (fit, len(TERMS)); places
     of the `BEST` best scores among them, best first, ties in order."""
 

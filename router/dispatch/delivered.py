@@ -7,6 +7,7 @@ replicas, attempts or OpenAI's schema.
 from __future__ import annotations
 
 from array import array
+from functools import partial
 
 import msgspec
 from msgspec import Struct, field
@@ -18,7 +19,7 @@ from events.request import ChildProgress
 class _Child(Struct):
     """`cached_tokens`: as the first replica found it, None before its first delta."""
 
-    output: array[int] = field(default_factory=lambda: array("I"))
+    output: array[int] = field(default_factory=partial(array, "I"))
     cached_tokens: int | None = None
     finished: bool = False
 

@@ -83,7 +83,9 @@ class Run:
         self._attempt: Attempt | ForeignAttempt | None = None
         self._handing: asyncio.Task[HandOff] | None = None
         self._hand_off: HandOff | None = None
-        self._started_s = self._waits_since_s = asyncio.get_running_loop().time()
+        self._waits_since_s = asyncio.get_running_loop().time()
+        self._end_s = self._waits_since_s + job.timeout_s
+        """Loop time by which everything has to be over."""
         budget.deposit()
 
     def __enter__(self) -> Run:
@@ -215,16 +217,11 @@ class Run:
         return Leg(
             attempt=self._attempts,
             failed=self._excluded(),
-            progress=self._record.progress(),
+            progress=self._record.progress() if self._attempts > 1 else (),
             first_token_s=self.deadline_s() - now_s,
             left_s=self._end_s - now_s,
             hand_off=self._hand_off,
         )
-
-    @property
-    def _end_s(self) -> float:
-        """Loop time by which everything has to be over."""
-        return self._started_s + self.job.timeout_s
 
     def _excluded(self) -> frozenset[str]:
         return self._failed if self.may_relay else self._failed | self._dispatcher.backends

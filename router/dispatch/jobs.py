@@ -36,8 +36,10 @@ class JobMaker:
 
     def pool(self, revision: str = MAIN) -> Pool | None:
         """The pool that requests go to: of the revision's the one with most linked replicas."""
-        pools = self._fleet.pools().values()
-        return next((pool for pool in pools if pool.revision == revision), None)
+        for pool in self._fleet.pools().values():
+            if pool.revision == revision:
+                return pool
+        return None
 
     def make(
         self,

@@ -212,7 +212,7 @@ class AttemptSink:
     def _watch(self) -> None:
         if self._bytes > self._limits.buffer_bytes // 2 and self._open:
             self._hold()
-        if self._overrun():
+        if self._hold_timer is not None and self._overrun():
             self._give_up()
 
     def _hold(self) -> None:
@@ -224,7 +224,7 @@ class AttemptSink:
 
     def _overrun(self) -> bool:
         """The replica goes on although it was told to hold. One large delta is no overrun."""
-        if self._hold_timer is None or self._bytes <= _OVERRUN * self._limits.buffer_bytes:
+        if self._bytes <= _OVERRUN * self._limits.buffer_bytes:
             return False
         held_s = self._loop.time() - self._held_since_s
         return held_s > _HOLD_GRACE_S or self._bytes > _HARD_BYTES

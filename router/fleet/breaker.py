@@ -63,13 +63,13 @@ class Breaker:
         """A request was sent: in the half-open state it is the trial, and the only one.
 
         The trial ends with its outcome, or after `TRIAL_S` when none is ever told."""
-        if self.state(now_s) is BreakerState.HALF_OPEN:
+        if self._open_until_s is not None and now_s >= self._open_until_s:
             self._trial_until_s = now_s + TRIAL_S
 
     def alive(self, now_s: float) -> None:
         """A first token came: enough to end a trial, not yet to forget the failures before it, for
         a replica that breaks every stream after its first token is not well."""
-        if self.state(now_s) is BreakerState.HALF_OPEN:
+        if self._open_until_s is not None and now_s >= self._open_until_s:
             self._open_until_s = self._trial_until_s = None
             self.failures = FAILURES_TO_OPEN - 1
 

@@ -40,7 +40,7 @@ class Progress:
     """All choices of a reply: `n` for each of `prompts` prompts, in that order."""
 
     def __init__(self, prompts: int, n: int) -> None:
-        self.choices = tuple(Choice(index) for index in range(prompts * n))
+        self.choices = tuple(map(Choice, range(prompts * n)))
         self.error: CoreError | None = None
         self._n = n
         self._open = len(self.choices)

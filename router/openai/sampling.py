@@ -69,5 +69,5 @@ def to_sampling(
         stop_token_ids=said.stop_token_ids,
         ignore_eos=said.ignore_eos,
         grammar=said.grammar,
-        bad_words=() if encode is None else spellings(said.bad_words, encode),
+        bad_words=spellings(said.bad_words, encode) if said.bad_words and encode else (),
     )

@@ -41,6 +41,8 @@ def total(choices: Sequence[Usage | None], n: int) -> UsageBody:
     A prompt counts once. Its cached tokens are those of the choice that found least: the others may
     have found what that one computed.
     """
+    if len(choices) == 1 and (only := choices[0]) is not None:
+        return _body(only.prompt_tokens, only.cached_tokens, only.completion_tokens)
     prompt = cached = completion = 0
     for start in range(0, len(choices), n):
         group = [usage for usage in choices[start : start + n] if usage is not None]
@@ -48,4 +50,8 @@ def total(choices: Sequence[Usage | None], n: int) -> UsageBody:
             prompt += group[0].prompt_tokens
             cached += min(usage.cached_tokens for usage in group)
             completion += sum(usage.completion_tokens for usage in group)
+    return _body(prompt, cached, completion)
+
+
+def _body(prompt: int, cached: int, completion: int) -> UsageBody:
     return UsageBody(prompt, completion, prompt + completion, PromptDetails(cached))

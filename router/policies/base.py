@@ -34,7 +34,8 @@ class Candidates(Sequence[Candidate]):
     """Candidates by replica id. They are made when looked at; what most rules need of all of them
     lies in arrays: `replicas`, `terms` (float64 (candidates, cost.TERMS)), and of these `scores`
     and `overlaps` (leading blocks). `best` has the places of the best scores, as many as are shown
-    of a choice, best first, ties in order."""
+    of a choice, best first, ties in order. `longest_blocks`: the most leading blocks that any of
+    them holds."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Candidates(Sequence[Candidate]):
         self.best = best
         self.terms = terms
         self.figures = figures
+        self.longest_blocks = figures.longest_blocks
         self._make = make
         self._made: dict[int, Candidate] = {}
         self._rows: dict[int, list[float]] = {}
@@ -87,10 +89,6 @@ class Candidates(Sequence[Candidate]):
         if made is None:
             made = self._made[place] = self._make(place)
         return made
-
-    def longest(self) -> int:
-        """The most leading blocks that any of them holds."""
-        return self.figures.longest_blocks
 
 
 class Pick(Struct, frozen=True):

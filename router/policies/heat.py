@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+from msgspec import Struct
 
 from kvstore.identity import KEY_BYTES, KeyChain
 
@@ -25,7 +27,7 @@ _NOTHING = slice(0, 0)
 """No key; with two of them whatever is cut out is a tuple."""
 
 
-class _Seen(NamedTuple):
+class _Seen(Struct, frozen=True):
     """The watched prefixes that one request went through, and the depth that it watches itself."""
 
     keys: tuple[bytes, ...]

@@ -40,11 +40,11 @@ class Preble:
     def pick(self, query: RouteQuery, candidates: Candidates, rng: random.Random) -> Pick:
         """Ties at random."""
         loads = np.array([self._placed_ms[replica] for replica in candidates.replicas])
-        matched = candidates.longest() * query.block_tokens
+        matched = candidates.longest_blocks * query.block_tokens
         if matched <= query.prompt_tokens - matched:
             costs = loads + candidates.terms[:, [_PREFILL, _EVICTION]].sum(axis=1)
             return Pick(candidates[_least(costs, rng)], "explored")
-        holders = np.flatnonzero(candidates.overlaps == candidates.longest())
+        holders = np.flatnonzero(candidates.overlaps == candidates.longest_blocks)
         holder = int(holders[_least(loads[holders], rng)])
         if loads[holder] == loads.max() and loads[holder] > IMBALANCE * loads.min():
             return Pick(candidates[_least(loads, rng)], "off the heaviest")

@@ -44,12 +44,12 @@ class Warmroute:
         overlap = int(candidates.row(best)[_OVERLAP])
         if not overlap:
             return Pick(candidates[best], "cold: least cost")
-        longest = overlap == candidates.longest()
+        longest = overlap == candidates.longest_blocks
         return Pick(candidates[best], "warm" if longest else "less warm, but sooner")
 
     def placed(self, query: RouteQuery, candidates: Candidates, pick: Pick) -> None:
         """Remember the prefix and the place."""
-        self._heat.note(query.chain, candidates.longest())
+        self._heat.note(query.chain, candidates.longest_blocks)
         if len(self._recent) == self._recent.maxlen:
             self._placed[self._recent[0]] -= 1
         self._recent.append(pick.candidate.replica)
@@ -78,7 +78,7 @@ class Warmroute:
         self, query: RouteQuery, candidates: Candidates, best: int, rng: random.Random
     ) -> int | None:
         """The place of one more holder of the prefix that the best one shares."""
-        shared = candidates.longest()
+        shared = candidates.longest_blocks
         deserved = self._heat.holders_deserved(query.chain, shared, len(candidates))
         if not deserved or candidates.row(best)[_OVERLAP] < shared:
             return None
@@ -95,7 +95,7 @@ class Warmroute:
 
 def _at_home(candidates: Candidates, tied: list[int]) -> list[int]:
     """Of the tied places those that hold the most themselves, where the others would fetch it."""
-    if len(tied) < 2 or not candidates.longest():
+    if len(tied) < 2 or not candidates.longest_blocks:
         return tied
     transfers = candidates.terms[:, _TRANSFER].take(tied).tolist()
     overlaps = candidates.terms[:, _OVERLAP].take(tied).tolist()

@@ -8,7 +8,8 @@ known beginning costs a few look-ups and what is new at its end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 
 from configs.model.tokenizer import Tokenizer
 from router.openai import faults
@@ -46,12 +47,12 @@ class Pieces:
         pieces: list[bytes | str] = []
         cold: list[str] = []
         large: list[tuple[str, int, int]] = []
-        get = self._known.getter(tenant)
+        texts = self._known.texts_of(tenant)
         for part in parts:
             if isinstance(part, bytes):
                 pieces.append(part)
             elif part:
-                self._look_up(part, get, pieces, cold, large)
+                self._look_up(part, texts, pieces, cold, large)
         if not cold:
             return b"".join(pieces)  # type: ignore[arg-type]
         self._check_length(sum(map(len, cold)), param)
@@ -64,30 +65,35 @@ class Pieces:
     def _look_up(
         self,
         text: str,
-        get: Callable[[str], bytes | None],
+        texts: OrderedDict[str, bytes],
         pieces: list[bytes | str],
         cold: list[str],
         large: list[tuple[str, int, int]],
     ) -> None:
         """Append what is known of `text` as ids and the rest as small texts, to `cold` too; and to
         `large` the unknown large pieces, with the place of their small ones."""
-        cut = self._tokenizer.pieces
+        cut, get, used = self._tokenizer.pieces, texts.get, texts.move_to_end
         for whole in cut(text, LARGE_CHARS):
             known = get(whole)
             if known is not None:
+                used(whole)
                 pieces.append(known)
                 continue
             start = len(pieces)
             for small in cut(whole, SMALL_CHARS):
                 ids = None if small is whole else get(small)
                 if ids is not None:
+                    used(small)
                     pieces.append(ids)
                     continue
                 for bit in cut(small, TAIL_CHARS) if len(small) < SMALL_CHARS else (small,):
                     ids = None if bit is small else get(bit)
                     if ids is None:
                         cold.append(bit)
-                    pieces.append(bit if ids is None else ids)
+                        pieces.append(bit)
+                    else:
+                        used(bit)
+                        pieces.append(ids)
             if len(pieces) > start + 1:
                 large.append((whole, start, len(pieces)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 _ENTRY_BYTES = 200
 """What an entry costs beside its text and ids."""
@@ -17,10 +17,6 @@ _ENTRY_BYTES = 200
 def pack(token_ids: Sequence[int]) -> bytes:
     """Token ids as u32 little endian."""
     return struct.pack(f"<{len(token_ids)}I", *token_ids)
-
-
-def _nothing(_: str) -> bytes | None:
-    return None
 
 
 def _cost(text: str, ids: bytes) -> int:
@@ -67,13 +63,14 @@ class TextCache:
             self._shelves.move_to_end(tenant)
         return ids
 
-    def getter(self, tenant: str) -> Callable[[str], bytes | None]:
-        """`get` for many texts of one tenant, to be used before anything else happens."""
+    def texts_of(self, tenant: str) -> OrderedDict[str, bytes]:
+        """What is known of one tenant, to be read before anything else happens. Whoever uses an
+        entry moves it to the end."""
         shelf = self._shelves.get(tenant)
         if shelf is None:
-            return _nothing
+            return OrderedDict()
         self._shelves.move_to_end(tenant)
-        return shelf.get
+        return shelf.entries
 
     def put(self, tenant: str, text: str, ids: bytes) -> None:
         """Remember, the newest wins; what is too large for a tenant is left out."""

@@ -17,7 +17,8 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from events.decision import RouteDecision
 from kvstore.identity import KEY_BYTES, KeyChain
@@ -73,7 +74,7 @@ class HotHead:
         return self.blocks * self.block_tokens
 
 
-class _Seen(NamedTuple):
+class _Seen(Struct, frozen=True):
     """One request: where it parted from what is held somewhere, and from what its replica held."""
 
     job: Job

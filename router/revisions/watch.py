@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from events.decision import RouteDecision
 from router.choice.route import Outcome
@@ -19,7 +21,7 @@ MIN_FAILED = 3
 """But so many failures do, when they are most of all there was: a breaker lets through no more."""
 
 
-class _Attempt(NamedTuple):
+class _Attempt(Struct, frozen=True):
     at_s: float
     failed: bool
     ttft_ms: float | None

@@ -59,15 +59,17 @@ def checked(
     """`handler` behind the one check that the library makes before the middlewares. Requests that
     expect nothing go where `express` says, if anywhere."""
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+    def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         expected = request.headers.get("Expect")
         if expected is None:
-            return await (express(request) or handler)(request)
-        if expected.lower() != "100-continue":
-            return _closing(_EXPECTATION)
-        return await handler(request)
+            return (express(request) or handler)(request)
+        return handler(request) if expected.lower() == "100-continue" else _refuse_expectation()
 
     return handle
+
+
+async def _refuse_expectation() -> web.StreamResponse:
+    return _closing(_EXPECTATION)
 
 
 class Connection(web.RequestHandler):

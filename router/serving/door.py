@@ -11,6 +11,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 
 from aiohttp import web
 
@@ -98,11 +99,7 @@ class Door:
 
     def add_express(self, path: str, handler: Handler) -> None:
         """POST requests for exactly this path go to `handler` at once, past the application."""
-
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            return await self.middleware(request, handler)
-
-        self._express[path] = handle
+        self._express[path] = partial(self.middleware, handler=handler)
 
     async def open(
         self, http: web.Server, host: str, port: int, tls: ssl.SSLContext | None = None

@@ -160,7 +160,7 @@ class Generator:
         limits: Limits,
     ) -> tuple[Asked, Tenant]:
         """Backends of other kinds get the body as it came, so nothing is changed for them."""
-        if self._of.dispatcher.backends:
+        if self._of.dispatcher.backends or not tenant.policy.degrade:
             return asked, tenant
         room_tokens = limits.context_tokens - max(prompt.tokens for prompt in prompts)
         return self._of.admitter.degrade(request, tenant, asked, room_tokens)

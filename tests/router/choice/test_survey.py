@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from events.decision import CandidateTerms
 from events.load import DecodeFit, PrefillFit
@@ -152,7 +153,7 @@ def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
         below = Below(deeper, 10.0 * dice.random((len(members), 2, 2)))
     pricers: list[Pricer] = [native_pricer(), NumpyPricer()]
     found = [
-        pricer.price(sheet_of(rows), demand, asked, depths, there, world.clock(), below)
+        astuple(pricer.price(sheet_of(rows), demand, asked, depths, there, world.clock(), below))
         for pricer in pricers
     ]
     (state, terms, best, figures), (twins_state, twins_terms, twins_best, twins) = found
