@@ -6,23 +6,32 @@ Where others write and evict without telling this is a guess; for digests alone,
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import Lock
 
 from events.cache import CacheFact, CacheOp
 
 
 class Known:
-    """At most `max_keys` keys, the ones confirmed longest ago leaving first. Threads share it. From
-    the first call of `changed` or `lost` on, what is confirmed or denied makes no difference.
+    """At most `max_keys` keys, the ones confirmed longest ago leaving first, and all that were
+    confirmed longer than `max_age_s` ago. Threads share it. From the first call of `changed` or
+    `lost` on, what is confirmed or denied makes no difference, and nothing grows old.
 
     `drain` tells net changes: replaying them gives the set, however long nobody asked.
     """
 
-    def __init__(self, max_keys: int) -> None:
+    def __init__(
+        self,
+        max_keys: int,
+        max_age_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._max_keys = max_keys
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._keys: OrderedDict[bytes, float] = OrderedDict()
         self._pending: dict[bytes, CacheOp] = {}
         self._told = False
         self._lock = Lock()
@@ -69,14 +78,24 @@ class Known:
     def drain(self) -> list[CacheFact]:
         """The changes since the last call."""
         with self._lock:
+            self._age()
             pending, self._pending = self._pending, {}
         return [CacheFact(op, key) for key, op in pending.items()]
 
+    def _age(self) -> None:
+        if self._told or self._max_age_s is None:
+            return
+        oldest_s = self._clock() - self._max_age_s
+        while self._keys and next(iter(self._keys.values())) < oldest_s:
+            key, _ = self._keys.popitem(last=False)
+            self._note(key, CacheOp.REMOVED)
+
     def _add(self, keys: Iterable[bytes]) -> None:
+        now_s = self._clock()
         for key in keys:
             if key not in self._keys:
                 self._note(key, CacheOp.STORED)
-            self._keys[key] = None
+            self._keys[key] = now_s
             self._keys.move_to_end(key)
         while len(self._keys) > self._max_keys:
             key, _ = self._keys.popitem(last=False)

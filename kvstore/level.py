@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
+from events.cache import CacheFact
 from kvstore.block import HeaderDraft, encode, header_of, unsummed
 from kvstore.errors import Reason
 from kvstore.identity import BlockIdentity
@@ -91,7 +92,7 @@ class Level:
         self.tier = tier
         self.name = tier.caps.name
         self.counts = LevelCounts()
-        self.known = Known(max_known)
+        self.known = Known(max_known, ttl_s, clock)
         self.speed = Speed(
             _LOCAL_LATENCY_MS if trusted else _REMOTE_LATENCY_MS,
             _LOCAL_BYTES_PER_MS if trusted else _REMOTE_BYTES_PER_MS,
@@ -110,6 +111,12 @@ class Level:
     def usable(self) -> bool:
         """Whether it is worth asking now."""
         return self._clock() >= self._distrusted_until and self.tier.health() is not Health.OPEN
+
+    def facts(self) -> list[CacheFact]:
+        """What changed of what it is known to hold. A tier that is away may have lost all of it."""
+        if self.tier.health() is Health.OPEN:
+            self.known.forget()
+        return self.known.drain()
 
     def fetch_ms(self, blocks: int) -> float:
         """How long so many blocks would take from here."""

@@ -65,7 +65,7 @@ class ReplicaTiers:
 
     def drain_facts(self) -> list[list[CacheFact]]:
         """What each shown level confirmed or denied since the last call."""
-        return [level.known.drain() for level in self._shown]
+        return [level.facts() for level in self._shown]
 
     def fetch_fits(self) -> tuple[FetchFit, ...]:
         """How fast each shown level gives blocks, then each peer; out of reach when it can't be

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.cache import CacheOp
+from events.cache import CacheFact, CacheOp
 from kvstore.known import Known
 
 Step = tuple[str, int]
@@ -39,3 +39,17 @@ def test_the_one_confirmed_longest_ago_leaves_first() -> None:
     known.confirm([b"a", b"b"])
     known.confirm([b"a", b"c"])
     assert {key for _, key in known.drain()} == {b"a", b"c"}
+
+
+def test_what_was_not_confirmed_for_as_long_as_blocks_live_is_not_known() -> None:
+    now = [0.0]
+    known = Known(9, 60.0, lambda: now[0])
+    known.confirm([b"a", b"b"])
+    known.drain()
+    now[0] = 40.0
+    known.confirm([b"b"])
+    assert known.drain() == []
+    now[0] = 70.0
+    assert known.drain() == [CacheFact(CacheOp.REMOVED, b"a")]
+    now[0] = 101.0
+    assert known.drain() == [CacheFact(CacheOp.REMOVED, b"b")]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from events.cache import CacheOp
 from kvstore.errors import Reason
 from kvstore.identity import BlockIdentity
 from kvstore.level import DISTRUST_AFTER, QUARANTINE_S, Level
+from kvstore.tier import Health
 from kvstore.verify import Verifier
 from tests.fakes.memory_tier import MemoryTier
 from tests.kvstore.blocks import BOOT, CLUSTER_KEY, LAYOUT, payload_of, run_of
@@ -30,6 +32,15 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Away(MemoryTier):
+    """A store that can be left alone, as one that keeps failing is."""
+
+    away = False
+
+    def health(self) -> Health:
+        return Health.OPEN if self.away else super().health()
 
 
 def level_of(tier: MemoryTier, mac_key: bytes = MAC_KEY, clock: Clock | None = None) -> Level:
@@ -62,6 +73,19 @@ def test_what_was_written_is_read_and_counted() -> None:
     assert counts.read_bytes == counts.stored_bytes == 3 * LAYOUT.payload_bytes
     written(level, blocks)
     assert counts.present == 3
+
+
+def test_E8_of_a_store_that_was_away_nothing_is_known_until_it_is_asked() -> None:
+    tier, blocks = Away(1 << 20), run_of(3)
+    level = Level(tier, LAYOUT, Verifier(CLUSTER_KEY, LAYOUT), MAC_KEY, max_known=9)
+    written(level, blocks)
+    assert [fact.op for fact in level.facts()] == [CacheOp.STORED] * 3
+    tier.away = True
+    assert [fact.op for fact in level.facts()] == [CacheOp.REMOVED] * 3
+    tier.away = False
+    assert level.facts() == []
+    assert level.holds(keys_of(blocks), 0, FAR) == 3
+    assert [fact.op for fact in level.facts()] == [CacheOp.STORED] * 3
 
 
 def test_what_is_behind_a_hole_is_found_but_not_read_through_it() -> None:
