@@ -89,6 +89,7 @@ class ReplicaLink:
         self._reader: asyncio.Task[str] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._sending_since_s: float | None = None
+        self._unsent_since_s = 0.0
         self._turn_deltas = 0
         self._task: asyncio.Task[None] | None = None
         self._reached = False
@@ -107,6 +108,13 @@ class ReplicaLink:
     def unsent_bytes(self) -> int:
         """What waits for the socket."""
         return self._outgoing.unsent_bytes
+
+    @property
+    def unsent_s(self) -> float:
+        """For how long something has been waiting for it; 0 while nothing is."""
+        if not self.unsent_bytes:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._unsent_since_s
 
     def slowest_reader(self) -> tuple[int, float]:
         """(bytes that wait for one client, seconds since its replica was told to hold): the most
@@ -196,6 +204,8 @@ class ReplicaLink:
             self._commands.pop(command_id, None)
 
     def _post(self, frame: bytes) -> None:
+        if not self._outgoing.unsent_bytes:
+            self._unsent_since_s = asyncio.get_running_loop().time()
         self._outgoing.add(frame)
         self._work.set()
 

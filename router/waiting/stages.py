@@ -58,7 +58,7 @@ def stages(of: Services, door: Door) -> Iterator[Stage]:
         "link",
         max((link.unsent_bytes for link in links), default=0),
         MAX_OUTBOX_BYTES,
-        0.0,
+        max((link.unsent_s for link in links), default=0.0),
         {"full": sum(link.counts["outbox_full"] for link in links)},
     )
     slowest = max((link.slowest_reader() for link in links), default=(0, 0.0))

@@ -277,8 +277,10 @@ async def test_R15_a_socket_that_takes_nothing_is_given_up(
     while link.unsent_bytes == 0:
         link.control(Abort(request_id="x" * 1_000_000, attempt=1))
         await asyncio.sleep(0)
+    await until(lambda: link.unsent_s > 0)
     assert await asyncio.wait_for(asking, 5) == "one two three"
     assert rig.chooser.statuses == ["transport", "ok"]
+    assert rig.links.get("r1").unsent_s == 0
 
 
 @pytest.mark.parametrize(
