@@ -14,7 +14,9 @@ import pytest
 from configs.load import ConfigError, to_toml
 from configs.schema import ClusterConfig, KvConfig, ModelConfig, TlsConfig
 from kvstore.kvd.client import open_tier
+from kvstore.kvd.place import host_store_name
 from kvstore.kvd.settings import KvdSettings, settings_of
+from kvstore.peer.client import PeerTier
 from kvstore.remote.build import build_tier
 from kvstore.tier import Status
 from tests.kvstore.batches import get, put, writes_of
@@ -86,6 +88,8 @@ def test_other_hosts_and_metrics_are_served_beside_its_users(tmp_path: Path) -> 
     outcomes, payloads, _ = get(far, [block.key for block in blocks])
     assert [outcome.status for outcome in outcomes] == [Status.HIT] * 3
     assert payloads == [bytes(write.payload) for write in writes]
+    assert isinstance(far, PeerTier)
+    assert far.store == host_store_name(kv.host)
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=SOON_S) as page:
         text = page.read().decode()
     assert "warmroute_kvd_blocks 3.0" in text
