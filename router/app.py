@@ -93,7 +93,7 @@ class _Status:
             raise UserError(
                 CoreError(
                     status=503,
-                    message="shutting down" if draining else "no replica is there yet",
+                    message="shutting down" if draining else "no replica can be reached",
                     type="server_error",
                     code="draining" if draining else "no_replica",
                     retry_after_s=1.0,

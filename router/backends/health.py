@@ -15,6 +15,11 @@ class Health:
         self._failures = 0
         self._successes = 0
 
+    @property
+    def down(self) -> bool:
+        """Whether it has failed to answer again and again, and still does."""
+        return not self.up and self._failures >= FAILURES_TO_DOWN
+
     def heard(self) -> None:
         """Bytes of an answer came: it lives, however long its probes take."""
         self._failures = 0

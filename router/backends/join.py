@@ -94,6 +94,8 @@ class Joiner:
             self._rise(seat)
         elif changed:
             self._fleet.link_state(seat.backend.id, seat.boot, False)
+        detail = f"nobody answers at {seat.backend.url}"
+        self._fleet.alarms.set(seat.health.down, "backend_down", seat.backend.id, detail)
         if seat.health.up and seat.bridge_boot is None:
             self._fleet.on_load(seat.backend.id, seat.boot, seat.load())
         self._check_pool(seat.backend.id)

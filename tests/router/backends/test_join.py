@@ -75,13 +75,25 @@ def test_R13_one_failed_probe_changes_nothing(plain: Joining) -> None:
         plain.probe(False, False, True)
         assert plain.member.linked
         assert plain.member.boot == boot
+    assert not plain.fleet.alarms.active("backend_down", "f0")
     plain.probe(False, False, False)
     assert plain.member.unavailable(0.0) == "no_link"
+    assert plain.fleet.alarms.active("backend_down", "f0")
     plain.probe(True)
     assert not plain.member.linked
     plain.probe(True)
     assert plain.member.linked
+    assert not plain.fleet.alarms.active("backend_down", "f0")
     assert plain.member.boot > boot
+
+
+def test_a_server_that_was_never_there_is_named(plain: Joining) -> None:
+    plain.probe(False, False)
+    assert len(plain.fleet.alarms) == 0
+    plain.probe(False)
+    (alarm,) = plain.fleet.alarms
+    assert (alarm.name, alarm.replica) == ("backend_down", "f0")
+    assert plain.seat.backend.url in alarm.detail
 
 
 def test_R13_answers_outweigh_probes_of_a_busy_server(plain: Joining) -> None:
