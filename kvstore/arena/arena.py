@@ -19,7 +19,7 @@ from kvstore.arena.messages import ArenaStats, Finished, Opened, Place, Refusal,
 from kvstore.arena.segment import Segment
 from kvstore.arena.slot import Held, Session, Slot, State
 from kvstore.arena.table import BlockTable
-from kvstore.block import decode
+from kvstore.block import label_of
 from kvstore.errors import BadBlockError
 
 Changed = Callable[[Sequence[bytes], Sequence[bytes]], None]
@@ -293,13 +293,12 @@ class Arena:
 def _namespace(slot: Slot, block: Finished) -> bytes | None:
     """Out of the header, if it is of the block that the slot was reserved for."""
     try:
-        header = decode(block.header)
+        label = label_of(block.header)
     except BadBlockError:
         return None
-    identity = header.block
-    if (identity.key, identity.scope) != (slot.key, slot.scope):
+    if (label.key, label.scope) != (slot.key, slot.scope):
         return None
-    return identity.namespace if header.payload_bytes == slot.payload_bytes else None
+    return label.namespace if label.payload_bytes == slot.payload_bytes else None
 
 
 def _place(slot: Slot) -> Place:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_digest
 
-from kvstore.block import MAX_HEADER_BYTES, decode, encode, header_bytes, header_of, layers_of
+from kvstore.block import (
+    MAX_HEADER_BYTES,
+    Label,
+    decode,
+    encode,
+    header_bytes,
+    header_of,
+    label_of,
+    layers_of,
+)
 from kvstore.errors import BadBlockError, Reason
-from kvstore.sums import layer_sums
+from kvstore.sums import SUM_BYTES, layer_sums
 from tests.kvstore.blocks import BOOT, LAYOUT, NOW_MS, header_for, payload_of, run_of
 
 GOLDEN = Path(__file__).parents[1] / "data" / "kv_block_v1.hex"
@@ -69,6 +80,29 @@ def test_the_mac_binds_every_byte() -> None:
     with pytest.raises(BadBlockError) as missing:
         decode(encode(header), MAC_KEY)
     assert missing.value.reason is Reason.MAC
+
+
+def test_a_label_says_what_the_header_says_and_refuses_what_it_refuses() -> None:
+    for data in golden():
+        header = decode(data)
+        block = header.block
+        assert label_of(data) == Label(
+            block.key, block.namespace, block.scope, header.payload_bytes
+        )
+        for at in range(len(data)):
+            changed = bytearray(data[:-SUM_BYTES])
+            if at < len(changed):
+                changed[at] ^= 1 << random.Random(at).randrange(8)
+            changed += xxh3_64_digest(changed)
+            assert refused(label_of, changed) == refused(decode, changed), at
+
+
+def refused(read: Callable[[bytes], object], data: bytes) -> Reason | None:
+    try:
+        read(data)
+    except BadBlockError as error:
+        return error.reason
+    return None
 
 
 @given(st.binary(max_size=400))
