@@ -13,16 +13,20 @@ from replica.runner.batch import ForwardBatch
 from replica.runner.pool import LayerCache
 
 _MAX_GROUP = 48
+_TILE_ROWS = 16
+_FLOAT, _BF16, _TILES = range(3)
 
 
 class NativePagedAttention(PagedAttention):
-    """float32 and bfloat16; see replica/native/attention.cpp."""
+    """float32 and bfloat16; see replica/native/attention.cpp. `tiles`: let AMX have the rows of one
+    token, where it can."""
 
     name = "native"
 
-    def __init__(self, shape: HeadShape, library: ctypes.CDLL) -> None:
+    def __init__(self, shape: HeadShape, library: ctypes.CDLL, *, tiles: bool) -> None:
         super().__init__(shape)
         self._library = library
+        self._tiles = tiles and shape.group <= _TILE_ROWS
 
     @staticmethod
     def supports(shape: HeadShape) -> bool:
@@ -68,6 +72,11 @@ class NativePagedAttention(PagedAttention):
             shape.kv_heads,
             shape.head_dim,
             cache.keys.shape[1],
-            int(query.dtype == torch.bfloat16),
+            self._kind(query, cache),
         )
         return out
+
+    def _kind(self, query: Tensor, cache: LayerCache) -> int:
+        if query.dtype != torch.bfloat16:
+            return _FLOAT
+        return _TILES if self._tiles and cache.keys.shape[1] % _TILE_ROWS == 0 else _BF16

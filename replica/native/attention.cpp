@@ -6,8 +6,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
+#include "single.h"
+#include "softmax.h"
+#include "transpose.h"
 #include "vec.h"
 
 namespace {
@@ -37,41 +41,6 @@ struct Scratch {
         scores.resize(rows * BLOCK);
     }
 };
-
-// Takes 4-byte, 8-byte or 16-byte pieces of two vectors in turn, from the named half.
-#define MIX(name, ...)                                  \
-    inline u32x16 name(u32x16 a, u32x16 b) {            \
-        return __builtin_shuffle(a, b, u32x16{__VA_ARGS__}); \
-    }
-MIX(low_4, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
-MIX(high_4, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
-MIX(low_8, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
-MIX(high_8, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
-MIX(even_16, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
-MIX(odd_16, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
-#undef MIX
-
-inline void transpose(u32x16 (&rows)[16]) {
-    u32x16 four[16], eight[16];
-    for (int i = 0; i < 16; i += 2) {
-        four[i] = low_4(rows[i], rows[i + 1]);
-        four[i + 1] = high_4(rows[i], rows[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int half = 0; half < 2; ++half) {
-            eight[i + 2 * half] = low_8(four[i + half], four[i + half + 2]);
-            eight[i + 2 * half + 1] = high_8(four[i + half], four[i + half + 2]);
-        }
-    for (int i = 0; i < 4; ++i) {
-        u32x16 even = even_16(eight[i], eight[i + 4]), odd = odd_16(eight[i], eight[i + 4]);
-        u32x16 even2 = even_16(eight[i + 8], eight[i + 12]);
-        u32x16 odd2 = odd_16(eight[i + 8], eight[i + 12]);
-        rows[i] = even_16(even, even2);
-        rows[i + 4] = even_16(odd, odd2);
-        rows[i + 8] = odd_16(even, even2);
-        rows[i + 12] = odd_16(odd, odd2);
-    }
-}
 
 // One row's pages of one head.
 template <typename E>
@@ -182,47 +151,6 @@ inline void in_tiles(long rows, Body&& body) {
     last_tile<TILE_ROWS - 1>(rows - row, tile);
 }
 
-// The running softmax of one query: the greatest score so far, and the sums, lane by lane, of the
-// weights relative to it.
-struct Running {
-    float greatest = -INFINITY;
-    f32x16 totals = {};
-};
-
-// The greatest of the scores, or `least`, which they seldom pass.
-inline float greatest(const float* scores, long count, float least) {
-    f32x16 best = splat(least);
-    for (long i = 0; i < count; i += WIDTH) {
-        f32x16 s = load_floats(scores + i);
-        best = best < s ? s : best;
-    }
-    return any(best > least) ? largest(best) : least;
-}
-
-// Turns the scores of one query, given in powers of two by `scale`, into weights. Of `count`
-// positions the first `inside` count, the others weigh as good as nothing. Rescales what the query
-// has summed so far where its greatest score rose.
-template <typename E>
-inline void soften(float* scores, E* weights, float* output, long dim, long inside, long count,
-                   float scale, Running& running) {
-    for (long i = std::max(0L, inside); i < count; ++i) scores[i] = -INFINITY;
-    float now = greatest(scores, count, running.greatest);
-    float shift = now == -INFINITY ? 0 : now * scale;
-    f32x16 added{};
-    for (long i = 0; i < count; i += WIDTH) {
-        f32x16 w = power_of_two(load_floats(scores + i) * scale - shift);
-        added += w;
-        store_floats(weights + i, w);
-    }
-    if (now != running.greatest) {
-        float shrink = std::exp2(running.greatest * scale - shift);
-        running = {now, running.totals * shrink};
-        for (long i = 0; i < dim; i += WIDTH)
-            store(output + i, load_floats(output + i) * shrink);
-    }
-    running.totals += added;
-}
-
 // `count` queries of one group, the first at `position`; each token's side by side.
 template <typename E>
 void attend_tile(const Shape& shape, const E* query, E* out, long count, long position,
@@ -284,17 +212,32 @@ void attend_row(const Shape& shape, const E* query, E* out, const Pages<E>& keys
 template <typename E>
 void attend(const Shape& shape, const E* query, E* out, const E* keys, const E* values,
             const int32_t* tables, const int32_t* starts, const int32_t* contexts, long rows,
-            long table_width) {
-#pragma omp parallel for collapse(2) schedule(dynamic)
-    for (long row = 0; row < rows; ++row)
-        for (long head = 0; head < shape.kv_heads; ++head) {
-            const int32_t* table = tables + row * table_width;
-            long first = head * shape.group() * shape.dim;
-            attend_row(shape, query + starts[row] * shape.query_step + first,
-                       out + starts[row] * shape.heads * shape.dim + first, Pages<E>{keys + head * shape.dim, table, shape},
-                       Pages<E>{values + head * shape.dim, table, shape},
-                       starts[row + 1] - starts[row], contexts[row]);
-        }
+            long table_width, bool by_tiles) {
+    auto one = [&](long row, long head) {
+        const int32_t* table = tables + row * table_width;
+        long first = head * shape.group() * shape.dim, count = starts[row + 1] - starts[row];
+        const E* from = query + starts[row] * shape.query_step + first;
+        E* to = out + starts[row] * shape.heads * shape.dim + first;
+        const E *k = keys + head * shape.dim, *v = values + head * shape.dim;
+#if defined(WR_TILES)
+        if constexpr (sizeof(E) == sizeof(bf16))
+            if (by_tiles && count == 1)
+                return single::attend({k, v, table, shape.block_tokens, shape.token_stride()}, from,
+                                      to, shape.group(), shape.dim, contexts[row]);
+#endif
+        attend_row(shape, from, to, Pages<E>{k, table, shape}, Pages<E>{v, table, shape}, count,
+                   contexts[row]);
+    };
+#pragma omp parallel
+    {
+#if defined(WR_TILES)
+        std::optional<tiles::Configured> configured;
+        if (by_tiles) configured.emplace();
+#endif
+#pragma omp for collapse(2) schedule(dynamic)
+        for (long row = 0; row < rows; ++row)
+            for (long head = 0; head < shape.kv_heads; ++head) one(row, head);
+    }
 }
 
 }  // namespace
@@ -303,17 +246,19 @@ extern "C" {
 
 // query: [tokens][heads][dim] with `query_step` numbers from token to token; out: the same, dense;
 // keys, values: [blocks][block_tokens][kv_heads][dim]
+// kind: 0 float, 1 bfloat16, 2 bfloat16 with tiles for rows of one token (blocks of whole 16s, at
+// most 16 queries to a head).
 void wr_attend(const void* query, void* out, const void* keys, const void* values,
                const int32_t* tables, const int32_t* starts, const int32_t* contexts,
                long query_step, long rows, long table_width, long heads, long kv_heads, long dim,
-               long block_tokens, int is_bf16) {
+               long block_tokens, int kind) {
+    enum { FLOAT, BF16, TILES };
     Shape shape{heads, kv_heads, dim, block_tokens, query_step};
-    if (is_bf16)
-        attend(shape, (const bf16*)query, (bf16*)out,
-               (const bf16*)keys, (const bf16*)values, tables, starts, contexts, rows, table_width);
+    if (kind == FLOAT)
+        attend(shape, (const float*)query, (float*)out, (const float*)keys, (const float*)values,
+               tables, starts, contexts, rows, table_width, false);
     else
-        attend(shape, (const float*)query, (float*)out,
-               (const float*)keys, (const float*)values, tables, starts, contexts, rows,
-               table_width);
+        attend(shape, (const bf16*)query, (bf16*)out, (const bf16*)keys, (const bf16*)values,
+               tables, starts, contexts, rows, table_width, kind == TILES);
 }
 }

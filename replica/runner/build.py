@@ -81,10 +81,11 @@ def _kernels(
     except CompileError as error:
         log.warning("no native kernels, plain torch is used: %s", error)
         return plain
-    kernels = NativeKernels(library, shape.rms_eps, tiles=bool(library.wr_tiles()))
+    tiles = bool(library.wr_tiles())
+    kernels = NativeKernels(library, shape.rms_eps, tiles=tiles)
     if not NativePagedAttention.supports(heads):
         return plain[0], kernels
-    return NativePagedAttention(heads, library), kernels
+    return NativePagedAttention(heads, library, tiles=tiles), kernels
 
 
 def build_runner(card: ModelCard, config: ReplicaConfig) -> ModelRunner:

@@ -27,15 +27,18 @@ def make(name: str, shape: HeadShape) -> PagedAttention:
     if name == "torch":
         return TorchPagedAttention(shape)
     try:
-        return NativePagedAttention(shape, load_library())
+        library = load_library()
     except CompileError as error:
         pytest.skip(f"no native kernels here: {error}")
+    if name == "native by tiles" and not library.wr_tiles():
+        pytest.skip("this CPU, or its kernel, has no AMX for us")
+    return NativePagedAttention(shape, library, tiles=name == "native by tiles")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.heads}/{shape.kv_heads}")
-@pytest.mark.parametrize("name", ["torch", "native"])
+@pytest.mark.parametrize("name", ["torch", "native", "native by tiles"])
 def test_conforms(name: str, shape: HeadShape, rows: str, dtype: torch.dtype) -> None:
     check(make(name, shape), build_case(shape, ROWS[rows], dtype, CPU), CPU)
 
@@ -85,6 +88,16 @@ def test_the_native_kernel_gives_a_row_the_same_bits_in_any_batch(dtype: torch.d
     together = backend.attend(query, case.cache, case.batch)
     last = backend.attend(query[case.batch.last], case.cache, case.batch.last_only())
     assert torch.equal(together[case.batch.last], last)
+
+
+def test_tiles_give_a_single_token_the_same_bits_in_any_batch() -> None:
+    shape = SHAPES[0]
+    backend = make("native by tiles", shape)
+    case = build_case(shape, [(40, 1), (260, 1), (0, 50)], torch.bfloat16, CPU)
+    query = backend.rotate_and_store(case.qkv.clone(), case.rope, case.cache, case.batch)
+    together = backend.attend(query, case.cache, case.batch)
+    last = backend.attend(query[case.batch.last], case.cache, case.batch.last_only())
+    assert torch.equal(together[:2], last[:2])
 
 
 def test_unfit_shapes_are_declined() -> None:
