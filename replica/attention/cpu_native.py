@@ -18,8 +18,8 @@ _FLOAT, _BF16, _TILES = range(3)
 
 
 class NativePagedAttention(PagedAttention):
-    """float32 and bfloat16; see replica/native/attention.cpp. `tiles`: let AMX have the rows of one
-    token, where it can."""
+    """float32 and bfloat16; see replica/native/attention.cpp. `tiles`: by AMX, where the
+    shapes fit."""
 
     name = "native"
 

@@ -35,6 +35,7 @@ struct Scratch {
             keys.resize(context_size);
             values.resize(context_size);
         }
+        rows = (rows + WIDTH - 1) / WIDTH * WIDTH;  // tiles take 16 at once
         queries.resize(rows * dim);
         outputs.resize(rows * dim);
         weights.resize(rows * BLOCK);
@@ -151,29 +152,21 @@ inline void in_tiles(long rows, Body&& body) {
     last_tile<TILE_ROWS - 1>(rows - row, tile);
 }
 
-// `count` queries of one group, the first at `position`; each token's side by side.
+// Scores of `rows` queries for `positions` positions from `base` on, and what they add up to.
+
 template <typename E>
-void attend_tile(const Shape& shape, const E* query, E* out, long count, long position,
-                 Scratch<E>& scratch) {
-    float scale = LOG2_E / std::sqrt((float)shape.dim);
-    long dim = shape.dim, group = shape.group(), rows = count * group, step = shape.heads * dim;
-    Running running[QUERY_ROWS];
-    E* queries = scratch.queries.data();
-    float* outputs = scratch.outputs.data();
-    for (long t = 0; t < count; ++t)
-        std::memcpy(queries + t * group * dim, query + t * shape.query_step, group * dim * sizeof(E));
-    std::fill_n(outputs, rows * dim, 0.0f);
-    for (long base = 0; base < position + count; base += BLOCK) {
-        long positions = std::min(BLOCK, (position + count - base + PANEL - 1) / PANEL * PANEL);
+struct ByVectors {
+    static void score(Scratch<E>& scratch, long rows, long base, long positions, long dim) {
         in_tiles(rows, [&]<int ROWS>(long row) {
             for (long p = 0; p < positions; p += PANEL)
-                score_tile<ROWS>(queries + row * dim, scratch.keys.data() + (base + p) * dim,
+                score_tile<ROWS>(scratch.queries.data() + row * dim,
+                                 scratch.keys.data() + (base + p) * dim,
                                  scratch.scores.data() + row * BLOCK + p, dim);
         });
-        for (long row = 0; row < rows; ++row)
-            soften(scratch.scores.data() + row * BLOCK, scratch.weights.data() + row * BLOCK,
-                   outputs + row * dim, dim, position + row / group + 1 - base, positions, scale,
-                   running[row]);
+    }
+
+    static void blend(Scratch<E>& scratch, long rows, long base, long positions, long dim) {
+        float* outputs = scratch.outputs.data();
         in_tiles(rows, [&]<int ROWS>(long row) {
             const E* weights = scratch.weights.data() + row * BLOCK;
             const E* values = scratch.values.data() + base * dim;
@@ -186,6 +179,49 @@ void attend_tile(const Shape& shape, const E* query, E* out, long count, long po
                                      positions);
         });
     }
+};
+
+#if defined(WR_TILES)
+struct ByTiles {
+    static void score(Scratch<bf16>& scratch, long rows, long base, long positions, long dim) {
+        for (long p = 0; p < positions; p += PANEL)
+            for (long row = 0; row < rows; row += tiles::ROWS)
+                tiles::multiply<1>(scratch.queries.data() + row * dim, dim,
+                                   scratch.keys.data() + (base + p) * dim, dim,
+                                   scratch.scores.data() + row * BLOCK + p, BLOCK, false);
+    }
+
+    static void blend(Scratch<bf16>& scratch, long rows, long base, long positions, long dim) {
+        const bf16* values = scratch.values.data() + base * dim;
+        for (long i = 0; i < dim; i += PANEL)
+            for (long row = 0; row < rows; row += tiles::ROWS)
+                tiles::multiply_add(scratch.weights.data() + row * BLOCK, BLOCK, values + 2 * i,
+                                    dim, positions, scratch.outputs.data() + row * dim + i, dim);
+    }
+};
+#endif
+
+// `count` queries of one group, the first at `position`; each token's side by side.
+template <typename By, typename E>
+void attend_tile(const Shape& shape, const E* query, E* out, long count, long position,
+                 Scratch<E>& scratch) {
+    float scale = LOG2_E / std::sqrt((float)shape.dim);
+    long dim = shape.dim, group = shape.group(), rows = count * group, step = shape.heads * dim;
+    Running running[QUERY_ROWS];
+    E* queries = scratch.queries.data();
+    float* outputs = scratch.outputs.data();
+    for (long t = 0; t < count; ++t)
+        std::memcpy(queries + t * group * dim, query + t * shape.query_step, group * dim * sizeof(E));
+    std::fill_n(outputs, rows * dim, 0.0f);
+    for (long base = 0; base < position + count; base += BLOCK) {
+        long positions = std::min(BLOCK, (position + count - base + PANEL - 1) / PANEL * PANEL);
+        By::score(scratch, rows, base, positions, dim);
+        for (long row = 0; row < rows; ++row)
+            soften(scratch.scores.data() + row * BLOCK, scratch.weights.data() + row * BLOCK,
+                   outputs + row * dim, dim, position + row / group + 1 - base, positions, scale,
+                   running[row]);
+        By::blend(scratch, rows, base, positions, dim);
+    }
     for (long row = 0; row < rows; ++row) {
         float share = 1.0f / sum(running[row].totals);
         E* to = out + row / group * step + row % group * dim;
@@ -195,7 +231,7 @@ void attend_tile(const Shape& shape, const E* query, E* out, long count, long po
 }
 
 // All queries of one row in one group; `query` and `out` point at the row's first token.
-template <typename E>
+template <typename By, typename E>
 void attend_row(const Shape& shape, const E* query, E* out, const Pages<E>& keys,
                 const Pages<E>& values, long count, long context) {
     static thread_local Scratch<E> scratch;
@@ -204,7 +240,7 @@ void attend_row(const Shape& shape, const E* query, E* out, const Pages<E>& keys
     pack_keys(keys, scratch.keys.data(), context, dim);
     pack_values(values, scratch.values.data(), context, dim);
     for (long done = 0; done < count; done += tile) {
-        attend_tile(shape, query + done * shape.query_step, out + done * shape.heads * dim, std::min(tile, count - done),
+        attend_tile<By>(shape, query + done * shape.query_step, out + done * shape.heads * dim, std::min(tile, count - done),
                     context - count + done, scratch);
     }
 }
@@ -220,13 +256,17 @@ void attend(const Shape& shape, const E* query, E* out, const E* keys, const E* 
         E* to = out + starts[row] * shape.heads * shape.dim + first;
         const E *k = keys + head * shape.dim, *v = values + head * shape.dim;
 #if defined(WR_TILES)
-        if constexpr (sizeof(E) == sizeof(bf16))
+        if constexpr (sizeof(E) == sizeof(bf16)) {
             if (by_tiles && count == 1)
                 return single::attend({k, v, table, shape.block_tokens, shape.token_stride()}, from,
                                       to, shape.group(), shape.dim, contexts[row]);
+            if (by_tiles)
+                return attend_row<ByTiles>(shape, from, to, Pages<E>{k, table, shape},
+                                           Pages<E>{v, table, shape}, count, contexts[row]);
+        }
 #endif
-        attend_row(shape, from, to, Pages<E>{k, table, shape}, Pages<E>{v, table, shape}, count,
-                   contexts[row]);
+        attend_row<ByVectors<E>>(shape, from, to, Pages<E>{k, table, shape},
+                                 Pages<E>{v, table, shape}, count, contexts[row]);
     };
 #pragma omp parallel
     {
@@ -246,8 +286,8 @@ extern "C" {
 
 // query: [tokens][heads][dim] with `query_step` numbers from token to token; out: the same, dense;
 // keys, values: [blocks][block_tokens][kv_heads][dim]
-// kind: 0 float, 1 bfloat16, 2 bfloat16 with tiles for rows of one token (blocks of whole 16s, at
-// most 16 queries to a head).
+// kind: 0 float, 1 bfloat16, 2 bfloat16 by tiles (blocks of whole 16s, at most 16 queries to a
+// head).
 void wr_attend(const void* query, void* out, const void* keys, const void* values,
                const int32_t* tables, const int32_t* starts, const int32_t* contexts,
                long query_step, long rows, long table_width, long heads, long kv_heads, long dim,

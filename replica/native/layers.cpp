@@ -177,12 +177,12 @@ void tiled_product(const bf16* x, const bf16* packed, Out* out, long rows, long 
                 bool more = index + 1 < panels;
                 long row = block, full = std::min(whole, end);
                 for (; row + 2 * tiles::ROWS <= full; row += 2 * tiles::ROWS, more = false) {
-                    tiles::multiply<2>(x + row * depth, depth, panel, depth, sums, more);
+                    tiles::multiply<2>(x + row * depth, depth, panel, depth, sums, PANEL, more);
                     write(row, 2 * tiles::ROWS);
                 }
                 for (; row < end; row += tiles::ROWS, more = false) {
                     const bf16* from = row < whole ? x + row * depth : last;
-                    tiles::multiply<1>(from, depth, panel, depth, sums, more);
+                    tiles::multiply<1>(from, depth, panel, depth, sums, PANEL, more);
                     write(row, std::min(tiles::ROWS, end - row));
                 }
             }

@@ -41,10 +41,11 @@ struct Configured {
     ~Configured() { _tile_release(); }
 };
 
-// sums[TILES * 16][32] = x[TILES * 16][depth] * panel; fetches the next panel into the cache
+// sums[TILES * 16][32] = x[TILES * 16][depth] * panel; fetches the next panel into the cache where
+// it is to
 template <int TILES>
 inline void multiply(const bf16* x, long x_step, const bf16* panel, long depth, float* sums,
-                     bool ahead) {
+                     long sums_step, bool ahead) {
     constexpr long LINE = 64 / sizeof(bf16), PAIRS = PANEL * sizeof(uint32_t);
     long bytes = x_step * sizeof(bf16);
     _tile_zero(0);
@@ -67,13 +68,31 @@ inline void multiply(const bf16* x, long x_step, const bf16* panel, long depth, 
             _tile_dpbf16ps(3, 5, 7);
         }
     }
-    constexpr long WIDE = PANEL * sizeof(float);
-    _tile_stored(0, sums, WIDE);
-    _tile_stored(1, sums + WIDTH, WIDE);
+    long wide = sums_step * sizeof(float);
+    _tile_stored(0, sums, wide);
+    _tile_stored(1, sums + WIDTH, wide);
     if constexpr (TILES == 2) {
-        _tile_stored(2, sums + ROWS * PANEL, WIDE);
-        _tile_stored(3, sums + ROWS * PANEL + WIDTH, WIDE);
+        _tile_stored(2, sums + ROWS * sums_step, wide);
+        _tile_stored(3, sums + ROWS * sums_step + WIDTH, wide);
     }
+}
+
+// sums[16][32] += x[16][depth] * packed, of which [depth / 2][columns][2] are 32 columns
+inline void multiply_add(const bf16* x, long x_step, const bf16* packed, long columns, long depth,
+                         float* sums, long sums_step) {
+    long bytes = x_step * sizeof(bf16), pairs = columns * sizeof(uint32_t);
+    long wide = sums_step * sizeof(float);
+    _tile_loadd(0, sums, wide);
+    _tile_loadd(1, sums + WIDTH, wide);
+    for (long k = 0; k < depth; k += DEPTH) {
+        _tile_loadd(4, x + k, bytes);
+        _tile_loadd(6, packed + k * columns, pairs);
+        _tile_loadd(7, packed + k * columns + PANEL, pairs);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, sums, wide);
+    _tile_stored(1, sums + WIDTH, wide);
 }
 
 }  // namespace tiles
