@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 _STOPPED = {"T", "t"}
-_WAIT_S = 20.0
+_WAIT_S = 60.0
 
 
 def stand_still(pid: int) -> None:

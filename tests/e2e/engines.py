@@ -28,7 +28,7 @@ from replica.server import bind
 from router.fleet.fleet import Fleet
 from tests.fakes.replica import DIGEST, FakeReplica
 from tests.router.gateway.house import SECRET, House
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 KEY = parse_secret(SECRET)
 

@@ -14,10 +14,11 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.conftest import MODEL
-from tests.e2e.up import Up, descendants, wait_until
+from tests.e2e.up import Up, descendants
+from tests.waiting import wait_until
 from tools.cli import main
 
-SOON_S = 30.0
+SOON_S = 60.0
 
 
 def kv(up: Up, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:

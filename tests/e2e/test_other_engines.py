@@ -27,7 +27,7 @@ from events.memory import MemoryBus
 from events.server import EmbeddedNats
 from router.gateway import Gateway
 from tests.router.gateway.house import SECRET
-from tests.router.gateway.kit import until
+from tests.waiting import until
 from tools.bridge.discover import discover
 from tools.bridge.sidecar import Sidecar
 from tools.bridge.source import Endpoints

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -18,15 +17,9 @@ from kvstore.remote.resp import RespConnection
 from kvstore.remote.valkey import PREFIX
 from tests.e2e.conftest import MODEL
 from tests.e2e.up import Up
+from tests.waiting import wait_until
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 12
-
-
-def until(true: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def stored(up: Up) -> int:
@@ -69,12 +62,12 @@ def test_blocks_used_twice_go_to_the_store_and_its_death_costs_nothing(
         first = ask(up)
         for _ in range(3):
             assert ask(up) == first
-        until(lambda: stored(up) > 0, "what was used twice is in the store")
+        wait_until(lambda: stored(up) > 0, "what was used twice is in the store")
         os.kill(pid_of_valkey(up), signal.SIGKILL)
         assert ask(up) == first
-        until(lambda: "Valkey ended: starting it again" in up.output, "it is missed")
+        wait_until(lambda: "Valkey ended: starting it again" in up.output, "it is missed")
         assert ask(up) == first
-        until(lambda: stored(up) >= 0, "it answers again, with the same password")
+        wait_until(lambda: stored(up) >= 0, "it answers again, with the same password")
         logs = up.logs() + up.output
         password = re.search(
             r"requirepass (\S+)", (up.state / "valkey" / "valkey.conf").read_text()

@@ -19,7 +19,8 @@ from router.dispatch.links import Links
 from router.dispatch.sink import SinkLimits
 from tests.e2e.proxy import LossyProxy
 from tests.replica.front.rig import SECRET, Rig, rig
-from tests.router.gateway.kit import Deaf, PlainChooser, job, until
+from tests.router.gateway.kit import Deaf, PlainChooser, job
+from tests.waiting import until
 
 TOKENS = 60
 LETTERS = bytes(itertools.islice(itertools.cycle(b"abcdefghijklmnopqrstuvwxyz"), TOKENS))

@@ -18,8 +18,9 @@ from openai import OpenAI
 
 from tests.e2e.conftest import MODEL
 from tests.e2e.test_lifecycle import healthy, replica_process
-from tests.e2e.up import Up, wait_until
+from tests.e2e.up import Up
 from tests.router.openai.malformed import CANARY, MALFORMED
+from tests.waiting import wait_until
 
 BLOCK = 16
 GREEDY = {"model": MODEL, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -280,7 +281,7 @@ def test_R20_a_replica_told_to_stop_finishes_its_streams_and_gets_no_new_turn(
         assert chat(client, talk).headers["x-warmroute-replica"] != leaving
     for stream in streams:
         assert list(stream)[-1].choices[0].finish_reason == "length"
-    wait_until(lambda: healthy(up) == {"r0", "r1"}, 60, "it was started again")
+    wait_until(lambda: healthy(up) == {"r0", "r1"}, "it was started again")
 
 
 def test_S1_every_port_is_bound_to_this_machine_only(up: Up) -> None:

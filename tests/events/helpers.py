@@ -23,7 +23,6 @@ from replica.engine.messages import EngineLoad
 
 CLUSTER = "local"
 SHAPE = DigestShape(bits=1024, k=4)
-DEADLINE_S = 10.0
 
 
 def key(number: int) -> bytes:
@@ -212,15 +211,3 @@ async def settle(turns: int = 40) -> None:
     """Let everything that is ready run; nothing here waits for real time."""
     for _ in range(turns):
         await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], object], what: str = "the condition") -> None:
-    """Wait for it, with a deadline."""
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                if condition():
-                    return
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"{what} did not come about") from None

@@ -13,7 +13,8 @@ from events.bus import Bus
 from events.memory import MemoryBus, MemoryHub
 from events.subjects import replica_subject, roll_call_subject, snapshot_subject
 from tests.events.conftest import open_town
-from tests.events.helpers import CLUSTER, until
+from tests.events.helpers import CLUSTER
+from tests.waiting import until
 
 LOAD = replica_subject(CLUSTER, "r0", "load")
 ANY = replica_subject(CLUSTER, "*", "*")

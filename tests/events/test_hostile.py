@@ -12,8 +12,9 @@ from events.envelope import seal
 from events.feed import Feed
 from events.subjects import replica_subject, roll_call_subject, snapshot_subject
 from tests.events.conftest import Town
-from tests.events.helpers import CLUSTER, hello, stored, until
+from tests.events.helpers import CLUSTER, hello, stored
 from tests.events.test_nats import make_ends
+from tests.waiting import until
 
 KINDS = ("hello", "load", "digest", "bye", "surprise")
 

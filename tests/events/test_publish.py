@@ -32,9 +32,9 @@ from tests.events.helpers import (
     removed,
     settle,
     stored,
-    until,
 )
 from tests.events.world import WIDE
+from tests.waiting import until
 
 MANY_CHUNKS = DigestShape(bits=1 << 21, k=8)
 

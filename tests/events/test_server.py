@@ -18,7 +18,8 @@ from events.nats import connect
 from events.server import EmbeddedNats
 from events.subjects import replica_subject, roll_call_subject, router_subject, snapshot_subject
 from tests.events.conftest import Town
-from tests.events.helpers import CLUSTER, until
+from tests.events.helpers import CLUSTER
+from tests.waiting import until
 
 
 async def test_each_role_publishes_only_under_its_own_subjects(town: Town) -> None:

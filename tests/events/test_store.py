@@ -14,7 +14,8 @@ from events.kv import bucket_of
 from events.memory import MemoryBus, MemoryHub
 from events.store import Store, StoreError
 from tests.events.conftest import Town, open_town
-from tests.events.helpers import CLUSTER, until
+from tests.events.helpers import CLUSTER
+from tests.waiting import until
 
 BUCKET = bucket_of(CLUSTER)
 

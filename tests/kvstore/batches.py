@@ -10,7 +10,7 @@ from kvstore.layout import Layout
 from kvstore.tier import Outcome, Read, Status, Tier, Write
 from tests.kvstore.blocks import LAYOUT, encoded, payload_of
 
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 def writes_of(blocks: Sequence[BlockIdentity], ttl_s: float | None = None) -> list[Write]:

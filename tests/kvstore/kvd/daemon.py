@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from kvstore.kvd.client import Kvd
 from kvstore.kvd.messages import Report
 
-SOON_S = 20.0
+SOON_S = 60.0
 MIB = 1 << 20
 
 
@@ -40,9 +39,6 @@ class Daemon:
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == f"READY unix:{self.path}\n"
-
-    def send(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         if self._process is None:

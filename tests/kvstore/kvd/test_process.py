@@ -22,7 +22,7 @@ from kvstore.tier import Status
 from tests.kvstore.batches import get, put, writes_of
 from tests.kvstore.blocks import CLUSTER_KEY, run_of
 
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 def cluster_file(folder: Path, kv: KvConfig) -> Path:

@@ -23,7 +23,7 @@ from kvstore.kvd.place import Place
 from kvstore.kvd.server import serve
 from tests.kvstore.blocks import LAYOUT, run_of
 
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 class Host:

@@ -22,7 +22,8 @@ from tests.processes import go_on, stand_still
 
 VERIFIER = Verifier(CLUSTER_KEY, LAYOUT, now_ms=lambda: NOW_MS)
 KILLS = 20
-GONE_S = 0.2
+GONE_S = 10.0
+"""Leases and writes of the living last longer."""
 
 
 def test_what_one_writes_the_other_reads(daemon: Daemon) -> None:
@@ -70,7 +71,7 @@ def _wait_for(daemon: Daemon, used_bytes: int) -> None:
         stats = daemon.report().stats
         if (stats.writing, stats.leased, stats.used_bytes) == (0, 0, used_bytes):
             return
-        assert time.monotonic() - began < 10 * GONE_S, stats
+        assert time.monotonic() - began < GONE_S, stats
 
 
 def killed_at_work(daemon: Daemon, nursery: Nursery, times: int) -> None:
@@ -120,7 +121,7 @@ def test_a_daemon_that_hangs_costs_its_users_their_deadline_only(daemon: Daemon)
         outcomes = handle.result(SOON_S)
         assert [outcome.status for outcome in outcomes] == [Status.FAILED] * 2
         assert tier.health() is Health.OPEN
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 20.0
         waiting = other.put(writes_of(run_of(2, seed=62)), time.monotonic() + 600)
         Timer(0.1, waiting.cancel).start()
         assert {outcome.reason for outcome in waiting.result(SOON_S)} == {"cancelled"}

@@ -27,6 +27,7 @@ from kvstore.tier import Handle, Outcome, Read, Tier
 from tests.kvstore.conformance.backends import HOST, free_port
 from tests.kvstore.conformance.blocks import LARGE, Block, chain_of, reads_into, verdict
 from tests.kvstore.conformance.peer_child import Held, Shelf
+from tests.waiting import wait_until
 
 SECRET = bytes(range(100, 132))
 KEYS = [bytes([number]) * 16 for number in range(1, 4)]
@@ -159,18 +160,9 @@ def test_K2_a_reader_that_stops_reading_holds_nothing_after_its_deadline(
     with closing(session(server)) as client:
         keys = [block.key for block in chain]
         client._stream.send([frames.encode_pull(1, Pull(300, 1 << 30, keys))], soon())
-        assert until(lambda: shelf.leased > 0)
-        assert until(lambda: shelf.leased == 0, 5.0)
-    assert until(lambda: server.connections == 0, 5.0)
-
-
-def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = soon(seconds)
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.002)
-    return True
+        wait_until(lambda: shelf.leased > 0)
+        wait_until(lambda: shelf.leased == 0)
+    wait_until(lambda: server.connections == 0)
 
 
 def scripted(answers: Callable[[Stream], None]) -> tuple[int, threading.Thread]:
@@ -243,7 +235,7 @@ def test_too_many_connections_are_turned_away(server: PeerServer[Held], shelf: S
         session(server)
     for each in held:
         each.close()
-    assert until(lambda: server.connections == 0)
+    wait_until(lambda: server.connections == 0)
     session(server).close()
 
 
@@ -268,7 +260,7 @@ def kill_the_source(times: int) -> None:
             assert set(seen) <= {"good", "lost", "away"}
             lost += seen[-1] != "good"
         born(nursery)
-        assert until(lambda: tier.exists_prefix([block.key for block in chain], soon()) == 12)
+        wait_until(lambda: tier.exists_prefix([block.key for block in chain], soon()) == 12)
         assert lost > times // 2, "hardly any of them was in the middle"
         nursery.kill()
 
@@ -286,7 +278,7 @@ def pulled(
     tier: Tier, chain: list[Block], rooms: list[bytearray], second: threading.Event
 ) -> Handle:
     """Once it is worth it to ask: the tier may have found nobody there a moment ago."""
-    assert until(lambda: tier.exists_prefix([chain[0].key], soon()) == 1)
+    wait_until(lambda: tier.exists_prefix([chain[0].key], soon()) == 1)
     return tier.get(
         reads_into(chain, rooms), soon(5), lambda place: second.set() if place else None
     )

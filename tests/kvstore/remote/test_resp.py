@@ -193,7 +193,7 @@ def test_a_deadline_ends_the_wait_for_a_silent_server() -> None:
         began = time.monotonic()
         with closing(client), pytest.raises(TimeoutError):
             client.call(b"PING", deadline=soon(0.05))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
 
 
 def test_interrupt_wakes_a_waiting_thread() -> None:

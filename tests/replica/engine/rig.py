@@ -15,7 +15,7 @@ from replica.sched.plan import ChildId, Runner
 from tests.fakes.runner import FakeRunner
 from tests.replica.sched.rig import KEY, VOCAB, chain_of, plain_run, sampling
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Sink:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -31,8 +30,8 @@ from replica.front.output import StepQueue
 from replica.grammar.compiler import GrammarCompiler
 from tests.fakes.engine import OnSubmit, ScriptedEngine, never
 from tests.fakes.vocabulary import END_ID, ByteVocabulary
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 10.0
 CLUSTER_KEY = bytes(range(32))
 SECRET = link_secret(CLUSTER_KEY)
 LAYOUT = KVLayout(
@@ -152,16 +151,9 @@ class Rig:
         async with self.session.get(self.url + path) as response:
             return response.status, await response.text()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that is sure to come; fails when it doesn't."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, "it never came"
-            await asyncio.sleep(0.005)
-
     async def submitted(self, count: int = 1) -> None:
         """Until the engine has this many requests."""
-        await self.until(lambda: len(self.engine.requests) >= count)
+        await until(lambda: len(self.engine.requests) >= count)
 
     def empty(self) -> bool:
         """Nothing is kept of any request."""
@@ -230,5 +222,5 @@ async def rig(
     finally:
         await asyncio.gather(*(socket.close() for socket in it.sockets))
         await it.session.close()
-        await it.until(it.empty)
+        await until(it.empty)
         await runner.cleanup()

@@ -14,6 +14,7 @@ from replica.grammar.compiler import GrammarCompiler
 from tests.fakes.engine import inside
 from tests.fakes.vocabulary import END_ID, ByteVocabulary
 from tests.replica.front.rig import request, rig
+from tests.waiting import until
 
 VOCABULARY = ByteVocabulary(tuple(b"word %d" % number for number in range(44)))
 DIGITS = Grammar(REGEX, "[0-9]{4}")
@@ -86,7 +87,7 @@ async def test_the_loop_goes_on_while_a_grammar_is_compiled(gated: Gated) -> Non
     async with rig(inside(b"x"), compiler=gated) as front:
         router = await front.dial()
         await router.send(request("slow", grammar=DIGITS))
-        await front.until(lambda: gated.calls == 1)
+        await until(lambda: gated.calls == 1)
         await router.send(request("plain"))
         assert (await router.answer("plain")).finish.reason == "stop"
         assert [each.grammar for each in front.engine.requests] == [None]
@@ -98,13 +99,13 @@ async def test_O1_an_abort_meanwhile_throws_the_grammar_away(gated: Gated) -> No
     async with rig(compiler=gated) as front:
         router = await front.dial()
         await router.send(request(grammar=DIGITS))
-        await front.until(lambda: gated.calls == 1)
+        await until(lambda: gated.calls == 1)
         await router.send(Abort(request_id="r1", attempt=1))
         assert (await router.answer()).finish.reason == "abort"
-        await front.until(front.empty)
+        await until(front.empty)
         gated.gate.set()
         pending = front.front.intake.compiling
-        await front.until(lambda: not len(pending))
+        await until(lambda: not len(pending))
         assert front.engine.requests == []
 
 
@@ -112,13 +113,13 @@ async def test_a_hold_meanwhile_still_holds(gated: Gated) -> None:
     async with rig(compiler=gated) as front:
         router = await front.dial()
         await router.send(request(grammar=DIGITS))
-        await front.until(lambda: gated.calls == 1)
+        await until(lambda: gated.calls == 1)
         await router.send(Hold(request_id="r1", attempt=1))
-        await front.until(lambda: any(attempt.holds for attempt in front.front.attempts))
+        await until(lambda: any(attempt.holds for attempt in front.front.attempts))
         gated.gate.set()
         await front.submitted()
         child = front.engine.requests[0].child
-        await front.until(lambda: front.engine.calls[-1:] == [("hold", child)])
+        await until(lambda: front.engine.calls[-1:] == [("hold", child)])
         await router.send(Abort(request_id="r1", attempt=1))
         await router.answer()
 

@@ -17,6 +17,7 @@ from replica.front.stream import TokenStream
 from tests.fakes.runner import FakeRunner, next_token
 from tests.fakes.vocabulary import END_ID, ByteVocabulary
 from tests.replica.front.rig import CLUSTER_KEY, LAYOUT, Rig, RouterEnd, request, rig
+from tests.waiting import until
 
 VOCAB = 256
 
@@ -104,9 +105,9 @@ async def check(router: RouterEnd, asked: CoreRequest) -> str:
 
 async def settled(front: Rig, engine: EngineThread) -> None:
     """Both hops are empty, and every block is free or cached."""
-    await front.until(front.empty)
-    await front.until(lambda: engine.open_children() == 0)
-    await front.until(lambda: engine.load().running + engine.load().waiting == 0)
+    await until(front.empty)
+    await until(lambda: engine.open_children() == 0)
+    await until(lambda: engine.load().running + engine.load().waiting == 0)
     load = engine.load()
     assert load.free_blocks + load.cached_blocks == load.total_blocks
 
@@ -140,7 +141,7 @@ async def test_O1_requests_that_wait_in_the_queue_are_cancelled_too() -> None:
             for number in range(40):
                 await router.send(request(f"r{number}", [number] * 20, max_tokens=40))
             router.socket._response.connection.transport.abort()
-            await front.until(lambda: len(front.front.attempts) == 0)
+            await until(lambda: len(front.front.attempts) == 0)
             assert made.engine is not None
             await settled(front, made.engine)
 

@@ -8,6 +8,7 @@ from events.output import CLEAN_FINISHES
 from events.request import Abort
 from tests.fakes.engine import inside
 from tests.replica.front.rig import Rig, RouterEnd, request, rig
+from tests.waiting import until
 
 
 async def refusal(router: RouterEnd, attempt: int) -> tuple[int, str | None]:
@@ -48,7 +49,7 @@ async def test_R17_a_later_attempt_ends_the_earlier_one_also_over_another_link()
         front.engine.step({children(front)[2]: b"two"}, finish="length")
         assert (await again.answer(attempt=2)).text == "two"
         await again.send(request(attempt=1))
-        await front.until(lambda: len(front.engine.requests) == 3)
+        await until(lambda: len(front.engine.requests) == 3)
 
 
 async def test_R17_a_later_attempt_that_is_refused_still_fences() -> None:

@@ -27,6 +27,7 @@ from replica.server import drain
 from tests.fakes.engine import inside, never, refuse_from
 from tests.fakes.vocabulary import END_ID
 from tests.replica.front.rig import SECRET, request, rig
+from tests.waiting import PATIENCE_S, until
 
 
 async def test_a_request_from_submit_to_finish() -> None:
@@ -103,7 +104,7 @@ async def test_P4_a_stop_string_ends_the_child_in_the_engine_too() -> None:
         assert front.engine.calls == [("abort", child)]
         front.engine.step({child: b"late"})
         front.engine.step({child: b""}, finish="abort")
-        await front.until(lambda: front.front.counters.late_outputs == 2)
+        await until(lambda: front.front.counters.late_outputs == 2)
 
 
 @pytest.mark.parametrize(("stop_ids", "reason"), [((), None), ((END_ID,), END_ID)])
@@ -177,7 +178,7 @@ async def test_an_engine_that_raises_in_submit_leaks_nothing(nth: int) -> None:
         for index in range(3):
             finish = (await router.answer(child=index)).finish
             assert (finish.reason, finish.error.status) == ("error", 500)
-        await front.until(front.empty)
+        await until(front.empty)
         submitted = [r.child for r in front.engine.requests]
         assert {child for _, child in front.engine.calls} >= set(submitted)
 
@@ -195,9 +196,9 @@ async def test_abort_answers_at_once_even_if_the_engine_never_does() -> None:
         answers = [await router.answer(child=index) for index in range(2)]
         assert [a.finish.reason for a in answers] == ["abort", "abort"]
         assert answers[0].text == "az", "what was held back is shown at the end"
-        await front.until(front.empty)
+        await until(front.empty)
         front.engine.step({first: b"late"}, finish="abort")
-        await front.until(lambda: front.front.counters.late_outputs == 1)
+        await until(lambda: front.front.counters.late_outputs == 1)
         assert len(front.engine.calls) == 2
 
 
@@ -223,16 +224,16 @@ async def test_O1_a_lost_link_aborts_at_every_stage(stage: str) -> None:
             await router.receive()
         if stage == "held":
             await router.send(Hold(request_id="r1", attempt=1))
-            await front.until(lambda: len(front.engine.calls) == 2)
+            await until(lambda: len(front.engine.calls) == 2)
         if stage == "finished":
             front.engine.step(dict.fromkeys(lost, b"y"), finish="stop")
         front.engine.calls.clear()
         router.socket._response.connection.transport.abort()
         if stage == "finished":
-            await front.until(lambda: len(front.front.attempts) == 1)
+            await until(lambda: len(front.front.attempts) == 1)
             assert front.engine.calls == []
         else:
-            await front.until(lambda: len(front.engine.calls) == 2)
+            await until(lambda: len(front.engine.calls) == 2)
             assert {child for _, child in front.engine.calls} == set(lost)
         assert len(front.front.attempts) == 1, "the other router's request lives on"
 
@@ -246,7 +247,7 @@ async def test_hold_and_resume_reach_every_child_once() -> None:
         for frame in (Hold, Hold, Resume, Resume):
             await router.send(frame(request_id="r1", attempt=1))
         await router.send(Hold(request_id="nobody", attempt=1))
-        await front.until(lambda: len(front.engine.calls) == 4)
+        await until(lambda: len(front.engine.calls) == 4)
         assert front.engine.calls == [
             ("hold", one),
             ("hold", two),
@@ -364,7 +365,7 @@ async def test_S1_a_bad_introduction_closes_the_link(hello) -> None:
             await socket.send_str(hello)
         else:
             await socket.send_bytes(hello if isinstance(hello, bytes) else encode(hello))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             message = await socket.receive()
         assert message.data == 1008
         assert not front.engine.requests
@@ -374,7 +375,7 @@ async def test_S1_a_bad_introduction_closes_the_link(hello) -> None:
 async def test_S1_silence_at_the_door_is_cut_off() -> None:
     async with rig(handshake_s=0.05) as front:
         socket = await front.connect()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await socket.receive()).data == 1008
 
 
@@ -417,7 +418,7 @@ async def test_S1_a_malformed_frame_closes_only_its_link(frame) -> None:
         except ConnectionError:
             pass
         await router.closed()
-        await front.until(lambda: len(front.front.attempts) == 1)
+        await until(lambda: len(front.front.attempts) == 1)
         assert front.front.counters.malformed_frames == 1
         front.engine.step({front.engine.requests[1].child: b"ok"}, finish="stop")
         assert (await other.answer()).text == "ok"
@@ -463,7 +464,7 @@ async def test_S1_random_bytes_at_the_port_harm_nobody() -> None:
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(rng.randbytes(size) + pickle.dumps(print))
             writer.write_eof()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 with contextlib.suppress(ConnectionError):
                     await reader.read()
             writer.close()
@@ -588,7 +589,7 @@ async def test_R20_a_drain_is_told_first_waits_and_then_sends_away() -> None:
         await front.submitted(2)
         publisher, order = QuietPublisher(), Order()
         draining = asyncio.create_task(drain(front.app, publisher, order, 60.0))
-        await front.until(lambda: publisher.draining)
+        await until(lambda: publisher.draining)
         assert (await front.get("/ready"))[0] == 503
         front.engine.step({front.engine.requests[0].child: b"done"}, finish="stop")
         assert (await router.answer("quick")).text == "done"

@@ -14,6 +14,7 @@ from events.output import CoreDelta, CoreFinish, TokenLogprob, Usage
 from events.request import Hold, Resume
 from replica.front.mailbox import Mailbox, payload_bytes
 from tests.replica.front.rig import request, rig
+from tests.waiting import until
 
 HIGH, HARD = 400, 800
 STEP = 1024
@@ -116,7 +117,7 @@ async def test_O5_a_link_that_is_not_read_holds_its_requests_and_loses_nothing()
         front.engine.step({quick: b"swift"}, finish="stop")
         assert (await other.answer()).text == "swift", "a neighbour is not blocked"
         resume_reading(router)
-        await front.until(lambda: ("resume", slow) in front.engine.calls)
+        await until(lambda: ("resume", slow) in front.engine.calls)
         front.engine.step({slow: b"end"}, finish="length")
         answer = await router.answer()
         assert answer.text == "y" * made + "end"
@@ -132,7 +133,7 @@ async def test_O5_a_reader_that_stays_slow_is_ended_and_memory_stays_bounded() -
         child = front.engine.requests[0].child
         stop_reading(router)
         await fill(front, child)
-        await front.until(lambda: front.front.counters.mailbox_aborts == 1)
+        await until(lambda: front.front.counters.mailbox_aborts == 1)
         assert ("abort", child) in front.engine.calls
         (attempt,) = front.front.attempts
         assert attempt.mailbox.bytes < 16_384 + 8 * STEP * 6
@@ -149,7 +150,7 @@ async def test_O5_a_link_that_stalls_for_good_is_cut() -> None:
         child = front.engine.requests[0].child
         stop_reading(router)
         await fill(front, child)
-        await front.until(front.empty)
+        await until(front.empty)
         assert ("abort", child) in front.engine.calls
         resume_reading(router)
         await router.closed()
@@ -184,7 +185,7 @@ async def test_O5_all_mailboxes_together_are_bounded_and_the_fullest_wait() -> N
         assert found["output_waiting_bytes"] > 64_000
         assert found["output_oldest_seconds"] > 0
         resume_reading(router)
-        await front.until(lambda: all(("resume", child) in front.engine.calls for child in slow))
+        await until(lambda: all(("resume", child) in front.engine.calls for child in slow))
         for child in (*slow, quick):
             front.engine.step({child: b""}, finish="stop")
         for name in ("a", "b", "c", "d"):
@@ -207,9 +208,9 @@ async def test_a_router_hold_survives_the_mailbox_being_emptied() -> None:
         await fill(front, child)
         await router.send(Hold(request_id="r1", attempt=1))
         (attempt,) = front.front.attempts
-        await front.until(lambda: len(attempt.holds) == 2)
+        await until(lambda: len(attempt.holds) == 2)
         resume_reading(router)
-        await front.until(lambda: len(attempt.holds) == 1)
+        await until(lambda: len(attempt.holds) == 1)
         assert front.engine.calls == [("hold", child)]
         await router.send(Resume(request_id="r1", attempt=1))
-        await front.until(lambda: front.engine.calls == [("hold", child), ("resume", child)])
+        await until(lambda: front.engine.calls == [("hold", child), ("resume", child)])

@@ -30,8 +30,8 @@ from replica.server import main
 from tests.fakes.papers import make_papers
 from tests.fakes.tiny_model import write_tiny_gguf
 from tests.replica.front.rig import RouterEnd, request
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 60.0
 SECRET = secrets.token_hex(32)
 
 

@@ -15,6 +15,7 @@ from replica.front.output import StepQueue
 from replica.sched.plan import PlanId
 from tests.fakes.engine import ScriptedEngine
 from tests.replica.front.rig import request, rig
+from tests.waiting import PATIENCE_S, until
 
 CANARY = b"canary-7391"
 
@@ -69,13 +70,13 @@ async def test_O7_gauges_come_back_to_zero() -> None:
         front.engine.step({r.child: b"x" for r in front.engine.requests[2:4]}, finish="length")
         await router.answer("b", child=1)
         await router.socket.close()
-        await front.until(front.empty)
+        await until(front.empty)
         metrics = (await front.get("/metrics"))[1]
         for name in ("attempts", "children"):
             assert f"warmroute_replica_{name} 0.0" in metrics
         assert 'children_finished_total{reason="length"} 2.0' in metrics
         assert 'children_finished_total{reason="abort"} 4.0' in metrics
-        await front.until(lambda: not front.engine.open)
+        await until(lambda: not front.engine.open)
 
 
 async def test_O8_a_canary_is_neither_logged_nor_in_metrics_nor_in_refusals(caplog) -> None:
@@ -94,7 +95,7 @@ async def test_O8_a_canary_is_neither_logged_nor_in_metrics_nor_in_refusals(capl
         await router.closed()
         reader, writer = await asyncio.open_connection(*front.url[7:].split(":"))
         writer.write(b"GET / HTTP/1.1\r\n" + CANARY + b"\r\n\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await reader.read()
         writer.close()
         shown = caplog.text + (await front.get("/metrics"))[1]
@@ -123,7 +124,7 @@ async def test_steps_before_the_handler_and_from_a_thread_arrive_in_order() -> N
 
     thread = threading.Thread(target=run)
     thread.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await done.wait()
     thread.join()
     assert got == list(range(1000))

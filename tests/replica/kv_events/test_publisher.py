@@ -13,7 +13,7 @@ from replica.cache.journal import Journal
 from replica.kv_events.log import KvEventLog
 from replica.kv_events.publisher import KvEventPublisher, check_address
 from tests.replica.kv_events.test_log import BLOCK, KEY, SALT, SPACE, pack
-from tests.router.gateway.kit import until
+from tests.waiting import until
 from tools.bridge.cache import EngineCache
 from tools.bridge.follow import Follower
 from tools.bridge.source import Endpoints, EventSource

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from configs.schema import KvConfig
@@ -76,14 +75,6 @@ class TieredRig(EngineRig):
         """The device loses what nobody uses; the tiers have had their time to take it."""
         self.settle()
         self.engine.clear_cache(below=False)
-
-
-def wait_for(done: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-    """Until another thread has come so far."""
-    until = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < until, "nothing came in time"
-        time.sleep(0.001)
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from replica.sched.plan import ChildId
 from tests.fakes.memory_tier import MemoryTier
 from tests.fakes.slow_tier import SlowTier
 from tests.replica.sched.rig import sampling, tokens_of
-from tests.replica.tiers.rig import BLOCK_TOKENS, tiered, wait_for
+from tests.replica.tiers.rig import BLOCK_TOKENS, tiered
+from tests.waiting import wait_until
 
 PROMPT = tokens_of(1, 26)
 """Six full blocks and a rest."""
@@ -167,7 +168,7 @@ def test_K2_a_source_that_never_answers_frees_everything_at_its_deadline() -> No
             assert rig.sink.end_of(child).cached_tokens == 0
             rig.engine.clear_cache(below=False)
         near.gate.set()
-        wait_for(lambda: rig.tiers.loader._staging.free == free)
+        wait_until(lambda: rig.tiers.loader._staging.free == free)
         rig.assert_nothing_left()
         assert rig.tiers.loader.ends["expired"] > 25
         assert rig.tiers.loader.loaded_blocks == 0
@@ -185,7 +186,7 @@ def test_K2_a_late_block_is_thrown_away() -> None:
         rig.assert_right(runner, child)
         near.gate.set()
         near.drain(5.0)
-        wait_for(lambda: rig.tiers.loader._staging.free == rig.tiers.loader._staging.slots)
+        wait_until(lambda: rig.tiers.loader._staging.free == rig.tiers.loader._staging.slots)
         assert mover.scattered == []
         rig.assert_nothing_left()
 

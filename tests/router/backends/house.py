@@ -11,7 +11,7 @@ from configs.model.card import ModelCard
 from configs.schema import BackendConfig
 from tests.fakes.openai_server import ForeignServer
 from tests.router.gateway.house import House
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 
 class ForeignHouse(House):

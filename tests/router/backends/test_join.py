@@ -19,7 +19,7 @@ from router.fleet.fleet import Fleet
 from tests.fakes.replica import FakeReplica
 from tests.router.backends.house import ForeignHouse
 from tests.router.gateway.house import SECRET
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 SHAPE = DigestShape(bits=1024, k=4)
 

@@ -16,7 +16,7 @@ from tests.fakes.openai_server import Asked, answer, piece, refuse, silent
 from tests.fakes.replica import die_in_stream
 from tests.router.backends.house import ForeignHouse
 from tests.router.gateway.house import CHAT, COMPLETION, KEYS, SECRET, events
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 STREAM = {**CHAT, "stream": True}
 LONG = {**STREAM, "messages": [{"role": "user", "content": "a long prompt " * 20}]}

@@ -13,7 +13,7 @@ from events.memory import MemoryBus
 from events.secrets import link_secret
 from router.gateway import Gateway
 from tests.fakes.replica import FakeReplica
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 SECRET = "11" * 32
 ADMIN_KEY = "admin-key-of-the-tests"

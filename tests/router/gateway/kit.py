@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import struct
 from collections import Counter
-from collections.abc import Callable
 
 from events.decision import RouteDecision
 from events.request import SamplingParams
 from kvstore.identity import KeyChain
 from router.choice.route import NoReplica, Outcome, RouteQuery
 from router.dispatch.dispatch import Job
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait for a condition on this loop; fails by TimeoutError."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (it watches many kinds of state)
-            await asyncio.sleep(0.005)
 
 
 class PlainChooser:

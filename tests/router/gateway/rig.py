@@ -9,7 +9,8 @@ from router.dispatch.introduction import LinkTarget, RouterIdentity
 from router.dispatch.links import Links
 from router.dispatch.sink import SinkLimits
 from tests.fakes.replica import FakeReplica
-from tests.router.gateway.kit import Deaf, PlainChooser, job, until
+from tests.router.gateway.kit import Deaf, PlainChooser, job
+from tests.waiting import until
 
 IDENTITY = RouterIdentity("router-0", "boot-1", "link-secret")
 

@@ -24,7 +24,7 @@ from router.gateway import Gateway
 from tests.events.helpers import ListEngine
 from tests.fakes.replica import DIGEST, FakeReplica
 from tests.router.gateway.house import ADMIN_KEY, SECRET
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 KEY = bytes.fromhex(SECRET)
 

@@ -14,7 +14,7 @@ from events.subjects import split
 from router.tenancy.gate import ADMIN_HEADER
 from tests.fakes.replica import refuse, silent
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 SYSTEM = [{"role": "system", "content": "You are the common head of all tenants. " * 8}]
 CHANGING = [

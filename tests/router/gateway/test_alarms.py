@@ -14,7 +14,7 @@ from events.alarm import AlarmNotice
 from router.fleet.fleet import Fleet
 from router.telemetry.beacon import Beacon
 from tests.router.gateway.house import House
-from tests.router.gateway.kit import until
+from tests.waiting import PATIENCE_S, until
 
 SUBJECT = "wr.v1.local.router.router-0.alarm"
 
@@ -73,7 +73,7 @@ async def test_a_round_that_fails_is_not_the_last(
     with monkeypatch.context() as patched:
         patched.setattr(house.fleet, "check", broken)
         await beacon.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await rounds.get()
             await rounds.get()
         await beacon.close()

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 from events.errors import CoreError
 from tests.fakes.replica import Call, refuse, stall
 from tests.router.gateway.house import CHAT, COMPLETION, KEYS, House, events
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -14,7 +14,7 @@ from configs.model.card import ModelCard
 from tests.fakes.openai_server import Asked
 from tests.router.backends.house import ForeignHouse
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION, KEYS, House
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 CANARY = "canary-9c41"
 HEAD = f"{CANARY} is what only its owner may read. " * 8

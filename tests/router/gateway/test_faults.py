@@ -16,7 +16,7 @@ from events.errors import CoreError
 from router.openai.stream import DONE
 from tests.fakes.replica import die_in_stream, echo, refuse, silent, stall
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION, KEYS, House, events
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 STREAM = {**CHAT, "stream": True}
 ENDPOINTS = [
@@ -193,7 +193,7 @@ async def open_streams(house: House, count: int) -> None:
                 return await response.read()
 
         tasks = [asyncio.create_task(one()) for _ in range(count)]
-        await until(lambda: len(house.calls) == count, 60)
+        await until(lambda: len(house.calls) == count)
         async with http.get(f"{house.url}/health") as response:
             assert response.status == 200
         release.set()
@@ -344,7 +344,7 @@ async def test_O5_a_client_that_does_not_read_is_held_then_dropped(build) -> Non
     house.script(flood)
     client = raw_request(house, "/v1/chat/completions", {**STREAM, "max_tokens": 1_000})
     await until(lambda: len(house.calls) == 1)
-    await until(lambda: house.calls[0].aborted.is_set(), 15)
+    await until(lambda: house.calls[0].aborted.is_set())
     await until(house.idle)
     client.close()
     outcome = house.services.brain.decisions.latest(1)[0].outcome

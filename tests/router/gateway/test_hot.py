@@ -21,7 +21,7 @@ from router.tenancy.tenants import TenantChange
 from tests.fakes.caching import CachingReplica
 from tests.fakes.replica import Call
 from tests.router.gateway.house import ADMIN_KEY, COMPLETION, KEYS, SECRET, House
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 HEAD = "You are the assistant of a library, and you know each of its books by heart. " * 8
 CANARY = "canary-of-the-hot-head"

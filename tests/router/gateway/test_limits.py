@@ -18,7 +18,7 @@ from router.tenancy.limits import OWED_MIN, Bucket, Limits
 from router.tenancy.tenants import Tenant
 from tests.fakes.replica import stall
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 ALICE = KEYS["alice"]
 

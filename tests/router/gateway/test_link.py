@@ -17,8 +17,8 @@ from router.dispatch.failover import RetryBudget
 from router.dispatch.introduction import LinkTarget
 from router.errors import LinkRefusedError
 from tests.fakes.replica import Call, FakeReplica, die_in_stream, echo, refuse, silent
-from tests.router.gateway.kit import until
 from tests.router.gateway.rig import Rig, collect
+from tests.waiting import until
 
 BUSY = CoreError(status=429, message="full", code="queue_full", retry_after_s=3, reroute=True)
 

@@ -14,8 +14,8 @@ from configs.schema import TenantConfig
 from router.services import Services
 from tests.fakes.replica import stall
 from tests.router.gateway.house import CHAT, COMPLETION
-from tests.router.gateway.kit import until
 from tests.router.gateway.street import Street
+from tests.waiting import until
 
 
 @pytest.fixture

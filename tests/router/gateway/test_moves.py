@@ -14,8 +14,8 @@ from router.dispatch.failover import RetryBudget
 from router.openai.stream import DONE
 from tests.fakes.replica import Call, echo, stall
 from tests.router.gateway.house import CHAT, COMPLETION, House, events
-from tests.router.gateway.kit import until
 from tests.router.gateway.rig import Rig, collect
+from tests.waiting import until
 
 REQUESTS = 80
 """More than the budget of retries holds."""

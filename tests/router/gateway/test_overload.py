@@ -13,7 +13,7 @@ from router.serving.bodies import Bodies
 from router.waiting.held import Held
 from tests.fakes.replica import stall
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION, KEYS, House
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 
 def test_what_is_held_knows_its_age_and_its_bound() -> None:

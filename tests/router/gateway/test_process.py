@@ -22,9 +22,7 @@ from router.openai.stream import DONE
 from tests.events.helpers import ListEngine
 from tests.fakes.replica import FakeReplica, echo
 from tests.router.gateway.house import CHAT, SECRET
-from tests.router.gateway.kit import until
-
-START_S = 30.0
+from tests.waiting import PATIENCE_S, until
 
 
 class Process:
@@ -35,14 +33,14 @@ class Process:
 
     async def ready(self) -> str:
         """The URL of the READY line."""
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(PATIENCE_S):
             line = (await self.child.stdout.readline()).decode()
         assert line.startswith("READY "), line + (await self.child.stderr.read()).decode()
         return line.split()[1]
 
     async def end(self) -> tuple[int, str]:
         """Exit status and what it said on stderr."""
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(PATIENCE_S):
             _, errors = await self.child.communicate()
         return self.child.returncode, errors.decode()
 
@@ -110,7 +108,7 @@ async def status(http: aiohttp.ClientSession, url: str) -> int:
 
 
 async def until_status(http: aiohttp.ClientSession, url: str, wanted: int) -> None:
-    async with asyncio.timeout(START_S):
+    async with asyncio.timeout(PATIENCE_S):
         while await status(http, url) != wanted:  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.02)
 
@@ -201,7 +199,7 @@ async def test_the_gateway_ends_with_its_parent(place: Place) -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, str(place.write()), stdout=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(START_S):
+    async with asyncio.timeout(PATIENCE_S):
         pid, word, _ = (await parent.stdout.readline()).decode().split()
     assert word == "READY"
     parent.kill()

@@ -13,7 +13,7 @@ import pytest
 from router.openai.stream import DONE
 from tests.fakes.replica import stall
 from tests.router.gateway.house import CHAT, COMPLETION, KEYS, House
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 
 def long() -> str:

@@ -22,8 +22,8 @@ from router.cluster.shared import decode_tenant, encode_tenant
 from router.gateway import Gateway
 from router.telemetry.alarms import Alarms
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION
-from tests.router.gateway.kit import until
 from tests.router.gateway.street import Street
+from tests.waiting import PATIENCE_S, until
 
 KEY = b"k" * 32
 BUCKET = "wr_test"
@@ -214,7 +214,7 @@ async def chat(http: aiohttp.ClientSession, gateway: Gateway, key: str) -> int:
 
 
 async def until_chat(http: aiohttp.ClientSession, gateway: Gateway, key: str, status: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while await chat(http, gateway, key) != status:  # noqa: ASYNC110 (over HTTP)
             await asyncio.sleep(0.01)
 

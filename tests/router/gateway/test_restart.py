@@ -19,8 +19,8 @@ from events.cache import CacheFact, CacheOp
 from events.load import DigestShape
 from kvstore.identity import Namespace, chain
 from tests.router.gateway.house import COMPLETION
-from tests.router.gateway.kit import until
 from tests.router.gateway.street import KEY, Street
+from tests.waiting import PATIENCE_S, until
 
 OTHERS = 10_000
 """Blocks that each replica holds beside what the test asks for."""
@@ -55,7 +55,7 @@ async def running(street: Street, folder: Path) -> AsyncIterator[Router]:
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             word, url = (await child.stdout.readline()).decode().split()
         assert word == "READY"
         yield Router(child, url)

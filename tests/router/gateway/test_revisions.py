@@ -25,7 +25,7 @@ from router.revisions.watch import MIN_ATTEMPTS
 from tests.fakes.replica import FakeReplica, echo, refuse, silent
 from tests.fakes.tiny_model import write_tiny_gguf
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION, House
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 BROKEN = CoreError(status=500, message="broken", type="server_error")
 

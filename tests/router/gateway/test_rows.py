@@ -16,7 +16,7 @@ from configs.model.template import ChatTemplate
 from router.openai.stream import DONE
 from tests.fakes.replica import Call, Script, die_in_stream, echo, silent
 from tests.router.gateway.house import CHAT, COMPLETION, House, events
-from tests.router.gateway.kit import until
+from tests.waiting import PATIENCE_S, until
 
 LONG = [{"role": "user", "content": "all of this was said before, at length " * 20}]
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -179,7 +179,7 @@ async def test_P11_a_body_that_says_it_is_too_large_is_not_waited_for(
     reader, writer = await asyncio.open_connection(host, int(port))
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n"
     writer.write(head.encode() + b"{")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await reader.readuntil(b"}}")
     writer.close()
     assert b" 413 " in answer.splitlines()[0]

@@ -15,8 +15,8 @@ from events.wire import encode
 from router.openai.stream import DONE
 from tests.fakes.replica import Call
 from tests.router.gateway.house import CHAT, COMPLETION, House, events
-from tests.router.gateway.kit import until
 from tests.router.gateway.test_faults import raw_request
+from tests.waiting import PATIENCE_S, until
 
 STREAM = {**CHAT, "stream": True, "max_tokens": 1_000}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -182,7 +182,7 @@ async def test_an_older_client_gets_the_stream_without_chunks(house: House) -> N
     data = json.dumps(STREAM).encode()
     head = f"POST /v1/chat/completions HTTP/1.0\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read()
     writer.close()
     body = answer.split(b"\r\n\r\n", 1)[1]

@@ -22,7 +22,7 @@ from router.dispatch.introduction import LinkTarget, RouterIdentity
 from router.dispatch.links import Links
 from tests.fakes.papers import make_papers
 from tests.router.gateway.house import CHAT, SECRET
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 BOOT = 7
 

@@ -12,9 +12,9 @@ from events.output import Usage
 from router.replication import copies, replicate
 from router.replication.heat import HeadHeat, HotHead
 from router.replication.replicate import FAIR_SHARE, FORCED_OFF, JOINED, LEFT, Replicator
-from tests.router.gateway.kit import until
 from tests.router.kit import BLOCK_TOKENS, World, hello, load, prompt
 from tests.router.replication.test_heat import asked
+from tests.waiting import until
 
 HEAD = (1, 40)
 HEAD_MS = 40 * BLOCK_TOKENS

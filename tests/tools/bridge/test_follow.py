@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.fakes.kv_publisher import KvPublisher, removed, stored
-from tests.router.gateway.kit import until
 from tests.tools.bridge.test_cache import SALT, Told
+from tests.waiting import until
 from tools.bridge.follow import Follower
 from tools.bridge.sequence import Sequence, Verdict
 from tools.bridge.source import Endpoints, EngineGoneError, EventSource

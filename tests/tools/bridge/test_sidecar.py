@@ -19,7 +19,7 @@ from router.tenancy.tenants import scope_tag
 from tests.fakes.kv_publisher import CLEARED, KvPublisher, removed, stored
 from tests.router.backends.house import ForeignHouse
 from tests.router.gateway.house import KEYS, SECRET
-from tests.router.gateway.kit import until
+from tests.waiting import until
 from tools.bridge.discover import discover
 from tools.bridge.sidecar import Sidecar, open_salts
 
