@@ -10,7 +10,7 @@ PATIENCE_S = 60.0
 
 
 async def until(
-    condition: Callable[[], object], what: str = "it", timeout_s: float = PATIENCE_S
+    condition: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "it"
 ) -> None:
     """Let the loop run until the condition holds."""
     deadline_s = time.monotonic() + timeout_s
@@ -20,7 +20,7 @@ async def until(
 
 
 def wait_until(
-    condition: Callable[[], object], what: str = "it", timeout_s: float = PATIENCE_S
+    condition: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "it"
 ) -> None:
     """Until another thread or process has come so far."""
     deadline_s = time.monotonic() + timeout_s

@@ -133,7 +133,7 @@ def test_a_replica_that_fails_to_start_again_is_tried_again(small: Up) -> None:
     os.kill(replica_process(small, "r0"), signal.SIGKILL)
     wait_until(lambda: "r0 did not start" in small.output, what="a failed start")
     away.rename(model)
-    wait_until(lambda: "r0 is back" in small.output, "the replica is back")
+    wait_until(lambda: "r0 is back" in small.output, what="the replica is back")
     wait_until(lambda: healthy(small) == {"r0"}, what="it is healthy")
 
 
@@ -173,7 +173,7 @@ def test_E9_a_bus_that_restarts_costs_no_request(up: Up, client: OpenAI) -> None
     os.kill(pid, signal.SIGKILL)
     for _ in range(3):
         assert chat(client).choices
-    wait_until(lambda: digests_known(up), "digests are known again")
+    wait_until(lambda: digests_known(up), what="digests are known again")
     assert chat(client).choices
 
 

@@ -62,12 +62,12 @@ def test_blocks_used_twice_go_to_the_store_and_its_death_costs_nothing(
         first = ask(up)
         for _ in range(3):
             assert ask(up) == first
-        wait_until(lambda: stored(up) > 0, "what was used twice is in the store")
+        wait_until(lambda: stored(up) > 0, what="what was used twice is in the store")
         os.kill(pid_of_valkey(up), signal.SIGKILL)
         assert ask(up) == first
-        wait_until(lambda: "Valkey ended: starting it again" in up.output, "it is missed")
+        wait_until(lambda: "Valkey ended: starting it again" in up.output, what="it is missed")
         assert ask(up) == first
-        wait_until(lambda: stored(up) >= 0, "it answers again, with the same password")
+        wait_until(lambda: stored(up) >= 0, what="it answers again, with the same password")
         logs = up.logs() + up.output
         password = re.search(
             r"requirepass (\S+)", (up.state / "valkey" / "valkey.conf").read_text()

@@ -281,7 +281,7 @@ def test_R20_a_replica_told_to_stop_finishes_its_streams_and_gets_no_new_turn(
         assert chat(client, talk).headers["x-warmroute-replica"] != leaving
     for stream in streams:
         assert list(stream)[-1].choices[0].finish_reason == "length"
-    wait_until(lambda: healthy(up) == {"r0", "r1"}, "it was started again")
+    wait_until(lambda: healthy(up) == {"r0", "r1"}, what="it was started again")
 
 
 def test_S1_every_port_is_bound_to_this_machine_only(up: Up) -> None:

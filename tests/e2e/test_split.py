@@ -18,7 +18,8 @@ from openai import OpenAI
 from tests.e2e.conftest import MODEL
 from tests.e2e.test_lifecycle import healthy, replica_process
 from tests.e2e.test_rows import complete, fresh
-from tests.e2e.up import Up, descendants, wait_until
+from tests.e2e.up import Up, descendants
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 TOKENS = 24
@@ -63,7 +64,7 @@ def colocated(up: Up, client: OpenAI, prompt: str) -> str:
     os.kill(replica_process(up, "p0"), signal.SIGKILL)
     wait_until(lambda: healthy(up) == {"d0"}, what="it is missed")
     text, made, cached = ask(up, client, prompt)
-    wait_until(lambda: healthy(up) == {"p0", "d0"}, 60, "it is back")
+    wait_until(lambda: healthy(up) == {"p0", "d0"}, 60, what="it is back")
     assert (made["prefilled_by"], cached) == ("", 0)
     return text
 
@@ -134,14 +135,14 @@ def test_K2_one_that_is_killed_while_it_computes_costs_nothing_but_time(
 ) -> None:
     made = stopped(split, client, lambda pid: os.kill(pid, signal.SIGKILL))
     assert made["hand_off"] == "failed"
-    wait_until(lambda: healthy(split) == {"p0", "d0"}, 60, "it is back")
+    wait_until(lambda: healthy(split) == {"p0", "d0"}, 60, what="it is back")
     handed_off(split, client)
 
 
 def test_K2_one_that_hangs_is_not_waited_for(split: Up, client: OpenAI) -> None:
     made = stopped(split, client, lambda pid: None)
     assert made["hand_off"] in ("failed", "late")
-    wait_until(lambda: healthy(split) == {"p0", "d0"}, 60, "it is well again")
+    wait_until(lambda: healthy(split) == {"p0", "d0"}, 60, what="it is well again")
 
 
 def test_O1_who_leaves_takes_the_work_along(split: Up, client: OpenAI) -> None:
@@ -155,12 +156,12 @@ def test_O1_who_leaves_takes_the_work_along(split: Up, client: OpenAI) -> None:
             pytest.raises(Exception, match="timed out"),
         ):
             complete(hurried, fresh(600), TOKENS)
-        wait_until(lambda: running(split) == 0.0, 5, "nothing is under way")
+        wait_until(lambda: running(split) == 0.0, 5, what="nothing is under way")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     assert 'verdict="client_gone"' in split.call("GET", "/metrics")[1]
-    wait_until(lambda: healthy(split) == {"p0", "d0"}, 60, "it is well again")
+    wait_until(lambda: healthy(split) == {"p0", "d0"}, 60, what="it is well again")
 
 
 def test_K6_a_store_that_dies_costs_nothing_but_time(split: Up, client: OpenAI) -> None:
@@ -171,6 +172,6 @@ def test_K6_a_store_that_dies_costs_nothing_but_time(split: Up, client: OpenAI) 
     text, made, _ = ask(split, client, prompt)
     assert made["replica"] == "d0"
     assert made["hand_off"] in ("split", "not_written", "costs_more")
-    wait_until(lambda: "kvd is back" in split.output, 60, "it is started again")
+    wait_until(lambda: "kvd is back" in split.output, 60, what="it is started again")
     assert ask(split, client, prompt)[0] == text
     handed_off(split, client)

@@ -91,7 +91,7 @@ def test_R16_R17_a_replica_that_is_killed_mid_stream_is_continued_elsewhere(
     os.kill(replica_process(up, talk.home), signal.SIGKILL)
     assert_whole(talk, whole)
     assert continuations(up) == before + 1
-    wait_until(lambda: healthy(up) == {"r0", "r1"}, "the replica is back")
+    wait_until(lambda: healthy(up) == {"r0", "r1"}, what="the replica is back")
 
 
 NUMBERS = {
@@ -168,6 +168,6 @@ def test_R13_a_replica_that_stands_still_for_long_loses_its_streams_and_comes_ba
     assert Talk(client).home != talk.home
     time.sleep(max(0.0, 5.0 - took_s))
     go_on(process)
-    wait_until(lambda: healthy(up) == {"r0", "r1"}, "it is healthy again")
+    wait_until(lambda: healthy(up) == {"r0", "r1"}, what="it is healthy again")
     wait_until(lambda: idle(up), what="what it served before is aborted")
     assert "replica_stalled" not in json.dumps(up.get_json("/router/alarms")["alarms"])

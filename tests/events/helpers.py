@@ -20,6 +20,7 @@ from events.load import (
     ReplicaLoad,
 )
 from replica.engine.messages import EngineLoad
+from tests.waiting import until as until
 
 CLUSTER = "local"
 SHAPE = DigestShape(bits=1024, k=4)

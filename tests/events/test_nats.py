@@ -50,7 +50,9 @@ class Ends:
             await asyncio.sleep(0.002)
 
     async def all_told(self, count: int) -> None:
-        await until(lambda: len(self.publisher.residency) == count and self.in_sync(), "the sync")
+        await until(
+            lambda: len(self.publisher.residency) == count and self.in_sync(), what="the sync"
+        )
 
 
 async def make_ends(town: Town, shape: DigestShape = WIDE) -> Ends:

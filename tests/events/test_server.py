@@ -193,7 +193,7 @@ async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     pid = int(await asyncio.wait_for(parent.stdout.readline(), 20))
     parent.kill()
     await parent.wait()
-    await until(lambda: not _alive(pid), "the death of the server")
+    await until(lambda: not _alive(pid), what="the death of the server")
 
 
 def _alive(pid: int) -> bool:

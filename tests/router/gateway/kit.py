@@ -11,6 +11,7 @@ from events.request import SamplingParams
 from kvstore.identity import KeyChain
 from router.choice.route import NoReplica, Outcome, RouteQuery
 from router.dispatch.dispatch import Job
+from tests.waiting import until as until
 
 
 class PlainChooser:

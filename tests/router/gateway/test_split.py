@@ -15,7 +15,7 @@ from events.errors import CoreError
 from events.load import DECODE, PREFILL
 from tests.fakes.replica import BLOCK_TOKENS, Call, FakeReplica, Script, refuse, silent
 from tests.router.gateway.house import ADMIN_KEY, COMPLETION, House, events
-from tests.router.gateway.kit import until
+from tests.waiting import until
 
 LONG = {**COMPLETION, "prompt": "a long prompt about many things " * 30}
 STORE = ("host:/kvd",)
