@@ -447,7 +447,7 @@ async def test_S1_fuzzed_frames_behind_a_hello(count: int) -> None:
                     sent += 1
                     await router.socket.send_bytes(bent(good, rng))
             await router.socket.close()
-        await front.until(lambda: not front.front.attempts)
+        await until(lambda: not front.front.attempts)
         router = await front.dial()
         earlier = len(front.engine.requests)
         await router.send(request())

@@ -21,7 +21,8 @@ from replica.tiers.build import host_tier, named_tier, remote_tier
 from tests.fakes.mover import fake_layout
 from tests.kvstore.kvd.daemon import Daemon
 from tests.replica.sched.rig import KEY, sampling, tokens_of
-from tests.replica.tiers.rig import BLOCK_TOKENS, TieredRig, tiered, wait_for
+from tests.replica.tiers.rig import BLOCK_TOKENS, TieredRig, tiered
+from tests.waiting import wait_until
 
 PROMPT = tokens_of(1, 26)
 
@@ -92,7 +93,7 @@ def test_K6_valkey_is_killed_and_started_again_under_load(tmp_path: Path, times:
                 server.start()
             skipped = rig.tiers.outbound.skipped
             assert counts.failed.total() + skipped.total() >= times, (counts, skipped)
-            wait_for(lambda: _restored(rig, known[0]))
+            wait_until(lambda: _restored(rig, known[0]))
             rig.settle()
             rig.assert_nothing_left()
     finally:
