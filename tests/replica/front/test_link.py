@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import pickle
-import random
 from array import array
 
 import pytest
 
 from events.errors import CoreError
-from events.output import CacheCleared, StepFrame
+from events.output import CacheCleared
 from events.request import (
-    MAX_LINK_FRAME_BYTES,
     Abort,
     ChildProgress,
     ClearCache,
     Hold,
-    LinkHello,
     Resume,
 )
-from events.wire import encode
 from replica.front.intake import MAX_ATTEMPT_S
 from replica.server import drain
-from tests.fakes.engine import inside, never, refuse_from
+from tests.fakes.engine import inside, refuse_from
 from tests.fakes.vocabulary import END_ID
-from tests.replica.front.rig import SECRET, request, rig
-from tests.waiting import PATIENCE_S, until
+from tests.replica.front.rig import request, rig
+from tests.waiting import until
 
 
 async def test_a_request_from_submit_to_finish() -> None:
@@ -342,226 +336,6 @@ async def test_a_deadline_is_never_longer_than_a_thread_can_sleep() -> None:
         await front.submitted()
         asked = front.engine.requests[0]
         assert asked.deadline_s <= asked.arrival_s + MAX_ATTEMPT_S
-
-
-@pytest.mark.parametrize(
-    "hello",
-    [
-        LinkHello(version=1, router_id="r", router_boot="b", secret="wrong"),
-        LinkHello(version=1, router_id="r", router_boot="b", secret=""),
-        LinkHello(version=1, router_id="r", router_boot="b", secret=SECRET + "é"),
-        LinkHello(version=99, router_id="r", router_boot="b", secret=SECRET),
-        request(),
-        b"",
-        b"\x80\x04N.",
-        "text",
-        pickle.dumps({"a": print}),
-    ],
-)
-async def test_S1_a_bad_introduction_closes_the_link(hello) -> None:
-    async with rig() as front:
-        socket = await front.connect()
-        if isinstance(hello, str):
-            await socket.send_str(hello)
-        else:
-            await socket.send_bytes(hello if isinstance(hello, bytes) else encode(hello))
-        async with asyncio.timeout(PATIENCE_S):
-            message = await socket.receive()
-        assert message.data == 1008
-        assert not front.engine.requests
-        assert "links_refused_total" in (await front.get("/metrics"))[1]
-
-
-async def test_S1_silence_at_the_door_is_cut_off() -> None:
-    async with rig(handshake_s=0.05) as front:
-        socket = await front.connect()
-        async with asyncio.timeout(PATIENCE_S):
-            assert (await socket.receive()).data == 1008
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        b"\xc1",
-        b"",
-        pickle.dumps(["x"] * 9),
-        encode(request())[:-3],
-        encode(LinkHello(version=1, router_id="r", router_boot="b", secret=SECRET)),
-        encode(ClearCache(command_id="c", limit_blocks=0)),
-        b"\x91" * 100_000,
-        "text",
-        bytes(MAX_LINK_FRAME_BYTES + 1),
-    ],
-    ids=[
-        "invalid",
-        "empty",
-        "pickle",
-        "truncated",
-        "hello again",
-        "no blocks",
-        "nested",
-        "text",
-        "too large",
-    ],
-)
-async def test_S1_a_malformed_frame_closes_only_its_link(frame) -> None:
-    async with rig() as front:
-        router, other = await front.dial(), await front.dial()
-        await router.send(request())
-        await other.send(request())
-        await front.submitted(2)
-        try:
-            if isinstance(frame, str):
-                await router.socket.send_str(frame)
-            else:
-                await router.socket.send_bytes(frame)
-        except ConnectionError:
-            pass
-        await router.closed()
-        await until(lambda: len(front.front.attempts) == 1)
-        assert front.front.counters.malformed_frames == 1
-        front.engine.step({front.engine.requests[1].child: b"ok"}, finish="stop")
-        assert (await other.answer()).text == "ok"
-
-
-def bent(frame: bytes, rng: random.Random) -> bytes:
-    """A frame of ours with some wrong bytes, perhaps cut; or nothing like one."""
-    if rng.random() < 0.2:
-        return rng.randbytes(rng.randrange(60))
-    wrong = bytearray(frame)
-    for _ in range(rng.randint(1, 4)):
-        wrong[rng.randrange(len(wrong))] = rng.randrange(256)
-    return bytes(wrong[: rng.randint(1, len(wrong))])
-
-
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-async def test_S1_fuzzed_frames_behind_a_hello(count: int) -> None:
-    """Most end their link, some are requests; the replica goes on, and nothing of theirs stays."""
-    rng, sent = random.Random(11), 0
-    async with rig() as front:
-        good = encode(request())
-        while sent < count:
-            router = await front.dial()
-            with contextlib.suppress(ConnectionError):
-                for _ in range(8):
-                    sent += 1
-                    await router.socket.send_bytes(bent(good, rng))
-            await router.socket.close()
-        await until(lambda: not front.front.attempts)
-        router = await front.dial()
-        earlier = len(front.engine.requests)
-        await router.send(request())
-        await front.submitted(earlier + 1)
-        front.engine.step({front.engine.requests[-1].child: b"ok"}, finish="stop")
-        assert (await router.answer()).text == "ok"
-
-
-async def test_S1_random_bytes_at_the_port_harm_nobody() -> None:
-    rng = random.Random(7)
-    async with rig() as front:
-        host, port = front.url.removeprefix("http://").split(":")
-        for size in (0, 1, 40, 4_000, 200_000):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(rng.randbytes(size) + pickle.dumps(print))
-            writer.write_eof()
-            async with asyncio.timeout(PATIENCE_S):
-                with contextlib.suppress(ConnectionError):
-                    await reader.read()
-            writer.close()
-        router = await front.dial()
-        for _ in range(300):
-            end = await front.connect()
-            await end.send_bytes(rng.randbytes(rng.randrange(60)))
-            await end.close()
-        await router.send(request())
-        await front.submitted()
-        front.engine.step({front.engine.requests[0].child: b"ok"}, finish="stop")
-        assert (await router.answer()).text == "ok"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"prompt": b"abc"},
-        {"prompt": b""},
-        {"prompt": b"\xff\xff\xff\xff"},
-        {"model": "other"},
-        {"public_cut_blocks": 2},
-        {"public_cut_blocks": -1},
-        {"attempt": -1},
-        {"trace_id": "x" * 1000},
-        {"e2e_deadline_ms": float("nan")},
-        {"weight": 0.0},
-        {"weight": float("nan")},
-        {"warm_share": float("nan")},
-        {"warm_share": -0.1},
-        {"max_tokens": 0},
-        {"max_tokens": 1000},
-        {"n": 0},
-        {"n": 100_000},
-        {"temperature": float("nan")},
-        {"temperature": float("inf")},
-        {"top_p": -0.1},
-        {"min_p": 2.0},
-        {"top_k": -1},
-        {"repetition_penalty": 0.0},
-        {"presence_penalty": float("-inf")},
-        {"logit_bias": {999: 1.0}},
-        {"logit_bias": {1: float("nan")}},
-        {"logprobs": 21},
-        {"min_tokens": 99},
-        {"stop": ("",)},
-        {"stop": ("a",) * 99},
-        {"stop_token_ids": (999,)},
-        {"progress": (ChildProgress(), ChildProgress())},
-        {"progress": (ChildProgress(b"", True),)},
-        {"progress": (ChildProgress(b"abc"),)},
-        {"progress": (ChildProgress(b"\xff\xff\xff\xff"),)},
-        {"progress": (ChildProgress(bytes(4 * 16)),)},
-        {"progress": (ChildProgress(b"a\0\0\0b\0\0\0"),), "stop": ("ab",)},
-        {"write_to": "host", "max_tokens": 2},
-        {"write_to": "host", "max_tokens": 1, "n": 2},
-        {"write_to": "host", "max_tokens": 1, "prompt_logprobs": 1},
-        {"write_to": "x" * 1000, "max_tokens": 1},
-    ],
-)
-async def test_what_can_not_be_served_is_refused_and_the_next_request_works(changes) -> None:
-    async with rig(inside(b"ok")) as front:
-        router = await front.dial()
-        bad = request(**{"attempt": 1} | changes)
-        await router.send(bad)
-        answer = await router.answer(attempt=bad.attempt)
-        assert answer.finish.reason == "error"
-        assert answer.finish.error.status in (400, 404)
-        assert not answer.finish.error.reroute
-        assert not front.engine.requests
-        await router.send(request("next"))
-        assert (await router.answer("next")).text == "ok"
-
-
-async def test_full_tables_refuse_with_a_way_out(monkeypatch) -> None:
-    monkeypatch.setattr("replica.front.intake.MAX_LIVE_CHILDREN", 3)
-    async with rig() as front:
-        router = await front.dial()
-        await router.send(request("a", n=2))
-        await router.send(request("b", n=2))
-        error = (await router.answer("b", child=1)).finish.error
-        assert (error.status, error.code, error.reroute) == (429, "queue_full", True)
-        assert error.retry_after_s >= 1.0
-        await router.send(Abort(request_id="a", attempt=1))
-        await router.answer("a", child=1)
-        await router.send(request("c", n=3))
-        await front.submitted(5)
-
-
-async def test_refusals_to_a_router_that_does_not_read_are_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("replica.front.session.MAX_ANSWERS", 4)
-    async with rig(never) as front:
-        router = await front.dial()
-        for index in range(200):
-            await router.send(request(f"r{index}", model="other"))
-        assert (await router.answer("r199")).finish.error.status == 404
-        assert all(isinstance(frame, StepFrame) for frame in router.frames)
 
 
 class QuietPublisher:

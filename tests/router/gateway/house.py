@@ -124,3 +124,9 @@ def events(body: bytes) -> list[bytes]:
     """The data lines of a stream, in order; comments left out."""
     lines = body.split(b"\n\n")
     return [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: ")]
+
+
+async def chat_status(house: House, http: aiohttp.ClientSession) -> int:
+    async with house.post(http, "/v1/chat/completions", CHAT) as response:
+        await response.read()
+        return response.status
