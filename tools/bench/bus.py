@@ -1,4 +1,4 @@
-"""What the bus costs: `python -m tools.bench.bus [--seconds S]`.
+"""`warmroute bench bus`: what the bus costs.
 
 CPU time, so that a busy machine doesn't count: the publisher's tick, the feed's work per delta and
 a snapshot. A change is one key that came or went. No sockets, but for the last line, which is both
@@ -12,6 +12,7 @@ import asyncio
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -249,12 +250,8 @@ async def report(seconds: float) -> None:
     print(f"wire       20 out   20 in   {cost:8.1f} us CPU both ends  {rate:8,.0f} deltas/s")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print one line per case."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="warmroute bench bus", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="per case")
-    asyncio.run(report(parser.parse_args().seconds))
-
-
-if __name__ == "__main__":
-    main()
+    asyncio.run(report(parser.parse_args(arguments).seconds))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 BENCHES = {
     "book": ("tools.bench.book.command", "all policies on the standard simulations, as a book"),
+    "bus": ("tools.bench.bus", "what ticks, deltas and snapshots of the bus cost"),
     "calls": ("tools.bench.gateway.calls", "calls in the gateway for a request and for a delta"),
     "chunks": ("tools.bench.chunks.command", "what the gateway's CPU does for one delta, and lag"),
     "demo": ("tools.bench.demo.command", "routing policies side by side on the running cluster"),
