@@ -234,6 +234,29 @@ class Bench:
         assert scheduler.cache.available == self.limits.total_blocks
 
 
+def tight_bench(total_blocks: int, step_tokens: int, horizon_tokens: int) -> Bench:
+    """Room for five at once, of answers that end by themselves."""
+    return Bench(
+        total_blocks,
+        4,
+        max_step_tokens=step_tokens,
+        max_running=5,
+        eos=3,
+        horizon_tokens=horizon_tokens,
+    )
+
+
+def add_mixed(bench: Bench, index: int) -> None:
+    """A request that shares its head with every third; lengths, randomness and penalties differ."""
+    prompt = (*tokens_of(index % 3, 4 + index % 9), *tokens_of(index, 1 + index % 4))
+    params = sampling(
+        1 + index * 5 % 17,
+        temperature=0.7 if index % 3 == 0 else 0.0,
+        presence_penalty=0.5 if index % 4 == 0 else 0.0,
+    )
+    bench.add(prompt, params, seed=index)
+
+
 def plain_run(spec: EngineRequest, runner: FakeRunner) -> list[int]:
     """One token after the other, no batch, no cache, no blocks."""
     known = list(spec.prompt)

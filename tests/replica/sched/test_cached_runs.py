@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from events.request import SamplingParams
 from tests.replica.sched.rig import (
     Bench,
     NextKey,
+    add_mixed,
     chain_of,
     constant_key,
     real_key,
     sampling,
     short_key,
+    tight_bench,
     tokens_of,
 )
 
@@ -183,32 +184,15 @@ def test_clearing_in_the_middle_of_everything_changes_no_token() -> None:
     bench.assert_empty()
 
 
-def params_mix(index: int) -> SamplingParams:
-    """Different lengths, some random rows, some penalties."""
-    return sampling(
-        1 + index * 5 % 17,
-        temperature=0.7 if index % 3 == 0 else 0.0,
-        presence_penalty=0.5 if index % 4 == 0 else 0.0,
-    )
-
-
 @pytest.mark.parametrize("total_blocks", [10, 17, 64])
 @pytest.mark.parametrize("step_tokens", [3, 8, 40])
 @pytest.mark.parametrize("horizon_tokens", [1, 64])
 def test_any_schedule_gives_the_plain_run_s_tokens(
     total_blocks: int, step_tokens: int, horizon_tokens: int
 ) -> None:
-    bench = Bench(
-        total_blocks,
-        B,
-        max_step_tokens=step_tokens,
-        max_running=5,
-        eos=3,
-        horizon_tokens=horizon_tokens,
-    )
+    bench = tight_bench(total_blocks, step_tokens, horizon_tokens)
     for index in range(14):
-        prompt = (*tokens_of(index % 3, 4 + index % 9), *tokens_of(index, 1 + index % 4))
-        bench.add(prompt, params_mix(index), seed=index)
+        add_mixed(bench, index)
         if index % 3 == 0:
             bench.step()
     bench.run()

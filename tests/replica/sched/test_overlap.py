@@ -7,8 +7,7 @@ import pytest
 from events.errors import InvariantError
 from replica.sched.plan import PENDING, ExecutionPlan
 from tests.fakes.runner import NON_FINITE
-from tests.replica.sched.rig import Bench, sampling, tokens_of
-from tests.replica.sched.test_cached_runs import params_mix
+from tests.replica.sched.rig import Bench, add_mixed, sampling, tight_bench, tokens_of
 
 
 def ahead(bench: Bench) -> tuple[ExecutionPlan, ExecutionPlan]:
@@ -26,17 +25,9 @@ def ahead(bench: Bench) -> tuple[ExecutionPlan, ExecutionPlan]:
 def test_the_same_tokens_as_without(
     total_blocks: int, step_tokens: int, horizon_tokens: int
 ) -> None:
-    bench = Bench(
-        total_blocks,
-        4,
-        max_step_tokens=step_tokens,
-        max_running=5,
-        eos=3,
-        horizon_tokens=horizon_tokens,
-    )
+    bench = tight_bench(total_blocks, step_tokens, horizon_tokens)
     for index in range(14):
-        prompt = (*tokens_of(index % 3, 4 + index % 9), *tokens_of(index, 1 + index % 4))
-        bench.add(prompt, params_mix(index), seed=index)
+        add_mixed(bench, index)
     assert bench.run_overlapped() > 10
     bench.assert_right()
     bench.assert_empty()
