@@ -289,7 +289,7 @@ class RouterBrain:
                 blocks=scored.new_blocks,
                 prefill_until_s=now_s + self._config.first_token_timeout_s + EXPIRY_GRACE_S,
                 expires_s=expires_s,
-                marks=marks_of(query.chain, scored.digest_blocks) if len(self.peers) else b"",
+                marks=b"" if self.peers.alone else marks_of(query.chain, scored.digest_blocks),
             )
         )
         member.breaker.begin(now_s)

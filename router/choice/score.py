@@ -139,7 +139,7 @@ class Field:
                 places = [place, *[other for other in places if other != place]][:SHOWN]
         rows, terms = self._fit[places], self._terms[places]
         why: list[str] = []
-        if len(places) < SHOWN and len(self) < len(self._state):
+        if len(places) < SHOWN and len(self._terms) < len(self._state):
             unfit = self._filtered()[: SHOWN - len(places)]
             why = [self._why(row) for row in unfit.tolist()]
             rows = np.concatenate((rows, unfit))

@@ -59,9 +59,11 @@ class _Peer:
 
 
 class Peers:
-    """All other routers by id. `changed` is told which replicas' sums are others now."""
+    """All other routers by id. `changed` is told which replicas' sums are others now. `alone`:
+    nobody else is heard."""
 
     def __init__(self, changed: set[str]) -> None:
+        self.alone = True
         self.marks = Marks()
         self._changed = changed
         self._peers: dict[str, _Peer] = {}
@@ -153,6 +155,7 @@ class Peers:
         elif len(self._peers) >= MAX_PEERS:
             return None
         peer = self._peers[router] = _Peer(boot, router_boot_name(router, boot), now_s)
+        self.alone = False
         return peer
 
     def _apply(self, peer: _Peer, message: PeerDelta | PeerState, now_s: float) -> None:
@@ -198,6 +201,7 @@ class Peers:
 
     def _forget(self, router: str) -> None:
         peer = self._peers.pop(router)
+        self.alone = not self._peers
         self._drop(peer, list(peer.open))
         self._leave(peer)
 

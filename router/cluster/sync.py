@@ -63,7 +63,7 @@ class Changes:
 
     def reserved(self, reservation: Reservation) -> None:
         """It was made."""
-        if not len(self._peers):
+        if self._peers.alone:
             return
         self.sent[reservation.dispatch_seq] = reservation
         self._wake()
@@ -71,14 +71,14 @@ class Changes:
     def prefilled(self, reservation: Reservation) -> None:
         """Its prefill is over; what reports include needs no telling."""
         new = reservation.dispatch_seq in self.sent
-        if len(self._peers) and reservation.unseen and not new:
+        if not self._peers.alone and reservation.unseen and not new:
             self.past_prefill.append(reservation.dispatch_seq)
             self._wake()
 
     def released(self, reservation: Reservation) -> None:
         """It is over."""
         new = self.sent.pop(reservation.dispatch_seq, None) is not None
-        if len(self._peers) and reservation.unseen and not new:
+        if not self._peers.alone and reservation.unseen and not new:
             self.ended.append(reservation.dispatch_seq)
             self._wake()
 
@@ -177,11 +177,11 @@ class PeerSync:
             self._asked, self._answer_from_s = False, now_s + ASKED_GAP_S
             self._next_state_s = now_s + STATE_S
             return self._state(used)
-        something = len(self._peers) and (len(self._changes) or used or inside)
+        something = not self._peers.alone and (len(self._changes) or used or inside)
         return self._delta(used, inside) if something else None
 
     def _wake(self) -> None:
-        if len(self._peers):
+        if not self._peers.alone:
             self._work.set()
 
     async def _publish(self, message: PeerMessage) -> None:

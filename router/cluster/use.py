@@ -81,7 +81,7 @@ class SharedUse(Others):
         self._wake()
 
     def elsewhere(self, name: str) -> Inside:
-        if not len(self._peers):
+        if self._peers.alone:
             return NOTHING
         return self._peers.inside(self._tag(name)) or NOTHING
 

@@ -59,7 +59,7 @@ class Warmroute:
         """Places of the best, in order. They are rarely more than the few best that are known."""
         best, scores = candidates.best, candidates.figures.best_scores
         enough = scores[0] - _margin_ms(candidates, best[0])
-        if len(best) < len(candidates) and scores[-1] >= enough:
+        if len(best) < len(candidates.replicas) and scores[-1] >= enough:
             return (candidates.scores >= enough).nonzero()[0].tolist()
         if len(scores) == 1 or scores[1] < enough:
             return best[:1]

@@ -77,7 +77,9 @@ class TextCache:
         cost = _cost(text, ids)
         if cost > self._max_tenant_bytes:
             return
-        shelf = self._shelves.setdefault(tenant, _Shelf())
+        shelf = self._shelves.get(tenant)
+        if shelf is None:
+            shelf = self._shelves[tenant] = _Shelf()
         self._shelves.move_to_end(tenant)
         self._drop(shelf, text)
         shelf.entries[text] = ids
