@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,7 +19,7 @@ from configs.schema import RouterConfig
 from events.decision import RouteDecision
 from events.load import DigestShape, KVLayout, ReplicaHello
 from events.request import SamplingParams
-from kvstore.identity import HASH_VERSION, KEY_BYTES, KeyChain, Namespace, block_key, chain
+from kvstore.identity import HASH_VERSION, Namespace, block_key, chain
 from replica.engine.messages import ChildOutput, EngineRequest
 from replica.sched.ledger import Limits
 from replica.sched.plan import ChildId
@@ -29,12 +28,11 @@ from router.choice.choose import RouterBrain
 from router.choice.route import HandOff, NoReplica, Outcome, RouteQuery
 from router.fleet.expected import Expected, pool_name
 from router.fleet.fleet import Fleet
-from router.split.pairing import Pair, Pairing, prefill_query
-from router.split.quota import DecodeQuota
 from tools.sim.call import Call, Trace
 from tools.sim.clairvoyant import most_able
 from tools.sim.clock import Agenda
 from tools.sim.faults import Fault
+from tools.sim.hand_off import Job, SimSplitter
 from tools.sim.record import Record
 from tools.sim.replica import SimReplica
 from tools.sim.settings import CLAIRVOYANT, Settings
@@ -61,17 +59,6 @@ class _Open:
     hand_off: HandOff | None = None
 
 
-@dataclass(slots=True)
-class _Computing:
-    """A prompt that is being computed for another replica to answer."""
-
-    entry: _Open
-    pair: Pair
-    decision: RouteDecision
-    began_s: float
-    pledge: ExitStack
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """What came out: one record for each call, and what the replicas counted."""
@@ -96,7 +83,7 @@ class _Seat:
     replica: SimReplica
     wire: Wire
     open: dict[ChildId, _Open] = field(default_factory=dict)
-    computing: dict[ChildId, _Computing] = field(default_factory=dict)
+    computing: dict[ChildId, tuple[_Open, Job]] = field(default_factory=dict)
 
 
 class World:
@@ -178,10 +165,7 @@ class World:
         self.brain = RouterBrain(
             self._fleet, config, self._agenda, random.Random(self._settings.seed)
         )
-        settings = self._settings
-        quota = DecodeQuota(self.brain.ledger, config.split_decode_share)
-        self._pairing = Pairing(self.brain, quota, settings.split_min_tokens, settings.guard)
-        self._quota = quota
+        self._splitter = SimSplitter(self.brain, config, self._settings.guard, self._agenda)
 
     def _arrive(self, call: Call) -> Record:
         record = Record(call.tenant, self._agenda.now_s, call.prompt_tokens, call.output_tokens)
@@ -209,44 +193,22 @@ class World:
         """Whether its prompt goes to one that computes it for another one."""
         if not self._settings.prefill:
             return False
-        query = self._query(entry, 1)
-        pair = self._pairing.plan(query)
-        if not isinstance(pair, Pair):
-            return False
-        ask = structs.replace(prefill_query(query, pair.blocks), pin=pair.prefill)
-        answer = self.brain.decide(ask)
-        if isinstance(answer, NoReplica):
-            return False
         self._children += 1
-        request = replace(
-            _routed(entry.request, self.brain.router_boot, answer.dispatch_seq),
-            child=ChildId(self._children),
-            prompt=entry.request.prompt[: ask.prompt_tokens],
-            chain=KeyChain(ask.chain.data[: pair.blocks * KEY_BYTES], b""),
-            params=SamplingParams(max_tokens=1, seed=0, temperature=0.0, ignore_eos=True),
-            write_to=pair.store,
-        )
-        pledge = ExitStack()
-        pledge.enter_context(self._quota.pledge(pair.decode, pair.blocks))
-        seat = self._seats[answer.replica]
-        seat.computing[request.child] = _Computing(entry, pair, answer, self._agenda.now_s, pledge)
-        seat.replica.submit(request)
+        child = ChildId(self._children)
+        job = self._splitter.begin(self._query(entry, 1), entry.request, child)
+        if job is None:
+            return False
+        seat = self._seats[job.decision.replica]
+        seat.computing[child] = entry, job
+        seat.replica.submit(job.request)
         return True
 
-    def _computed(self, job: _Computing, output: ChildOutput | None) -> None:
+    def _computed(self, entry: _Open, job: Job, output: ChildOutput | None) -> None:
         """Its blocks are in the store, or the replica died."""
-        job.pledge.close()
-        pair, took_ms = job.pair, 1e3 * (self._agenda.now_s - job.began_s)
-        blocks = 0 if output is None else output.written_blocks
-        cached = 0 if output is None else output.cached_tokens
-        status, fault = ("transport", True) if output is None else ("ok", False)
-        outcome = Outcome(status, fault, cached, job.decision.prompt_tokens, 0, took_ms, took_ms)
-        self.brain.finish(job.decision.decision_id, outcome)
-        if blocks:
-            self._pairing.learn(pair.store, took_ms - pair.prefill_ms)
-            job.entry.hand_off = HandOff("split", pair.prefill, pair.store, blocks, took_ms)
-            job.entry.record.prefilled_by = pair.prefill
-        self._place(job.entry, 1)
+        entry.hand_off = self._splitter.end(job, output)
+        if entry.hand_off is not None:
+            entry.record.prefilled_by = entry.hand_off.prefill
+        self._place(entry, 1)
 
     def _place(self, entry: _Open, attempt: int) -> None:
         answer = self.brain.decide(self._query(entry, attempt))
@@ -286,7 +248,7 @@ class World:
         if job is not None:
             if output.finish is not None:
                 del seat.computing[output.child]
-                self._computed(job, output if output.error is None else None)
+                self._computed(*job, output if output.error is None else None)
             return
         entry = seat.open.get(output.child)
         if entry is None or entry.decision is None:
@@ -363,7 +325,7 @@ class World:
         if fault.what in ("restart", "join"):
             self._join(fault.replica)
         for job in jobs:
-            self._computed(job, None)
+            self._computed(*job, None)
         for entry in lost:
             self._move(entry)
 

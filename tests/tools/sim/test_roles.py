@@ -65,8 +65,8 @@ def test_K2_a_replica_that_dies_loses_no_request(victim: str, what: str) -> None
     assert len(run.records) == len(MIX.calls)
     assert all(r.e2e_s > 0 and not r.failed for r in run.records)
     assert all(not seat.computing and not seat.open for seat in world._seats.values())
-    assert not world._quota.pledged("d0")
-    assert not world._quota.pledged("d1")
+    assert not world._splitter.quota.pledged("d0")
+    assert not world._splitter.quota.pledged("d1")
 
 
 def test_a_store_that_is_too_slow_is_not_used() -> None:
