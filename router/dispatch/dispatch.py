@@ -333,11 +333,12 @@ Watcher = Callable[[Job, RouteDecision], None]
 class Splits(Protocol):
     """Who may have a prompt computed by another replica than the one that answers."""
 
-    def begin(
-        self, job: Job, leg: Leg, unable: frozenset[str]
-    ) -> asyncio.Task[HandOff] | HandOff | None:
-        """The hand-off on its way, which ends by itself in time and never raises; why there is
-        none; or None where there can't be any."""
+    def may(self, job: Job) -> bool:
+        """Whether there is anybody to compute it for another one."""
+
+    def begin(self, job: Job, leg: Leg, unable: frozenset[str]) -> asyncio.Task[HandOff] | HandOff:
+        """The hand-off on its way, which ends by itself in time and never raises; or why there is
+        none."""
 
 
 class Dispatcher:
@@ -367,10 +368,13 @@ class Dispatcher:
         self._lacking = lacking
         self._splits = splits
 
-    def hand_off(self, job: Job, leg: Leg) -> asyncio.Task[HandOff] | HandOff | None:
+    def may_split(self, job: Job) -> bool:
+        """Whether its prompt could be computed elsewhere."""
+        return self._splits is not None and self._splits.may(job)
+
+    def hand_off(self, job: Job, leg: Leg) -> asyncio.Task[HandOff] | HandOff:
         """Have its prompt computed elsewhere before the first attempt; as Splits.begin."""
-        if self._splits is None:
-            return None
+        assert self._splits is not None
         return self._splits.begin(job, leg, self.unable(job, leg) | leg.failed)
 
     def unable(self, job: Job, leg: Leg) -> frozenset[str]:

@@ -115,7 +115,8 @@ class Run:
         loop = asyncio.get_running_loop()
         wake_s = loop.time() + idle_s
         while True:
-            if not self._attempts and not await self._handed_off(wake_s):
+            splits = not self._attempts and self._dispatcher.may_split(self.job)
+            if splits and not await self._handed_off(wake_s):
                 return ()
             try:
                 attempt = self._sent_attempt()

@@ -57,12 +57,12 @@ class Splitter:
         self._dispatcher = dispatcher
         self._budget = RetryBudget()
 
-    def begin(
-        self, job: Job, leg: Leg, unable: frozenset[str]
-    ) -> asyncio.Task[HandOff] | HandOff | None:
+    def may(self, job: Job) -> bool:
+        """As Splits.may says."""
+        return job.pin is None and self.pairing.splits(job.pool)
+
+    def begin(self, job: Job, leg: Leg, unable: frozenset[str]) -> asyncio.Task[HandOff] | HandOff:
         """As Splits.begin says. Cancelling the task stops the work at the other end."""
-        if job.pin is not None or not self.pairing.splits(job.pool):
-            return None
         if job.prompt_tokens <= self.pairing.min_tokens:
             self.totals[SHORT] += 1
             return HandOff(SHORT)

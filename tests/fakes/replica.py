@@ -23,6 +23,7 @@ from events.load import (
     BOTH,
     DecodeFit,
     DigestShape,
+    FetchFit,
     KVLayout,
     PrefillFit,
     ReplicaHello,
@@ -52,6 +53,7 @@ from kvstore.identity import HASH_VERSION, key_id
 
 DIGEST = DigestShape(bits=65_536, k=8)
 BLOCK_TOKENS = 16
+QUICK_FETCH = FetchFit(latency=1.0, per_block=0.01)
 SLOW_PREFILL = PrefillFit(1.0, 1.0, 0.0, 1.0)
 
 
@@ -285,6 +287,7 @@ class FakeReplica:
             decode=DecodeFit(1.0, 0.1, 0.0, 1.0),
             draining=self.draining,
             engine_steps=1,
+            fetch=tuple(QUICK_FETCH for _ in self.tiers),
         )
 
     def announce(self, listener: FeedListener, every_s: float = 0.05) -> None:
