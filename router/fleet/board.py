@@ -23,7 +23,7 @@ FIRST_COME = (0.0,) * SIZES
 
 NOWHERE = -1
 OUT_OF_REACH_MS = 1e9
-"""Of a tier whose speed nobody has told."""
+"""Of another host's store, until its speed is told."""
 
 FEW_ROWS = 8
 """Up to here NumPy takes longer than they do one by one."""
@@ -43,7 +43,8 @@ class Board:
         self.table = self.sheet.table
         self.everywhere = np.arange(len(members))
         self.stores = Stores(members)
-        self.speeds = np.full((len(members), len(self.stores.numbers), 2), OUT_OF_REACH_MS)
+        self.speeds = np.zeros((len(members), len(self.stores.numbers), 2))
+        self.speeds[:, self.stores.of_peers] = OUT_OF_REACH_MS
         self.prefill_only = np.array([member.hello.role == PREFILL for member in members], bool)
         self.decode_only = np.array([member.hello.role == DECODE for member in members], bool)
         self.has_roles = bool(self.prefill_only.any() or self.decode_only.any())

@@ -24,7 +24,7 @@ class Stores:
     """For the rows of one board. `names[place]`: the name that each row has for the store there,
     empty for none and for one of its own; `shown`: of those that digests show. `numbers[place]`
     tells the places apart for good, however many peers there are: a tier's number, then the
-    peers'."""
+    peers'; `of_peers`: their places."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.shown = [[store_of(member, tier) for member in members] for tier in range(TIERS)]
@@ -33,6 +33,7 @@ class Stores:
         read = [[of[slot] if slot < len(of) else "" for of in peers] for slot in range(most)]
         self.names = [self.shown[0], *read, *self.shown[1:]]
         self.numbers = [0, *range(TIERS, TIERS + most), *range(1, TIERS)]
+        self.of_peers = [place for place, number in enumerate(self.numbers) if number >= TIERS]
         self._shower = np.array([self._showers(names) for names in read], np.int64)
 
     def reached(self, depths: np.ndarray) -> np.ndarray:
