@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -63,6 +64,23 @@ def test_c11_no_schedule_changes_a_token(tiny_runner: Runner, name: str) -> None
     assert sum(warm.cached_tokens) > 0
 
 
+def test_c11_no_chunk_size_up_to_three_blocks_changes_a_token(tiny_runner: Runner) -> None:
+    some = [prompts()[3]]
+    wanted = Engine(tiny_runner, SCHEDULES["alone"]).run(some, 3).tokens
+    for step_tokens in range(1, 3 * tiny_runner.block_tokens + 1):
+        engine = Engine(tiny_runner, Schedule(max_running=1, max_step_tokens=step_tokens))
+        for turn in ("cold", "warm"):
+            assert engine.run(some, 3).tokens == wanted, (step_tokens, turn)
+
+
+def test_c11_no_order_within_a_batch_changes_a_token(tiny_runner: Runner) -> None:
+    wanted = Engine(tiny_runner, SCHEDULES["batched"]).run(prompts(), 16).tokens
+    for seed in range(3):
+        order = random.Random(seed).sample(range(len(wanted)), len(wanted))
+        outcome = Engine(tiny_runner, SCHEDULES["batched"]).run([prompts()[i] for i in order], 16)
+        assert outcome.tokens == [wanted[index] for index in order]
+
+
 def golden(kinds: Sequence[str]) -> list[dict]:
     lines = [json.loads(line) for line in GOLDEN.read_text().splitlines()]
     return [line for line in lines if line["kind"] in kinds]
@@ -93,4 +111,19 @@ def test_golden_tokens_under_every_schedule(real_model: Path, name: str, dtype: 
             assert_golden(line, tokens, dtype)
         assert (outcome.preemptions > 0) == (name == "preempted")
         assert sum(outcome.cached_tokens) > 0 or (name == "alone" and not turn)
+    runner.close()
+
+
+@pytest.mark.slow
+def test_golden_tokens_in_chunks_of_every_size_and_in_any_order(real_model: Path) -> None:
+    runner = runner_of(real_model, kv_blocks=256, threads=2)
+    (line,) = golden(["len65"])[:1]
+    for step_tokens in range(1, 3 * runner.block_tokens + 1):
+        engine = Engine(runner, Schedule(max_running=1, max_step_tokens=step_tokens))
+        assert_golden(line, engine.run([line["prompt_ids"]], 3).tokens[0], "float32")
+    lines = golden(["shared-prefix", "chat", "len33", "len64"])[::3]
+    random.Random(1).shuffle(lines)
+    outcome = Engine(runner, SCHEDULES["batched"]).run([each["prompt_ids"] for each in lines], 16)
+    for each, tokens in zip(lines, outcome.tokens, strict=True):
+        assert_golden(each, tokens, "float32")
     runner.close()
