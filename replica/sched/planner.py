@@ -30,7 +30,8 @@ class Draft:
     """The plan in the making: its rows, and how many tokens each request may compute in it.
 
     `ahead`: another plan is in flight. Then nobody is preempted, for that would free nothing now;
-    `starved` says that somebody would have to be. `unloaded`: who was found to wait for a load.
+    `starved` says that somebody would have to be. `displaced`: somebody was, for one that waited;
+    the next one has to wait for the next step. `unloaded`: who was found to wait for a load.
     """
 
     def __init__(self, ahead: bool) -> None:
@@ -39,6 +40,7 @@ class Draft:
         self.quotas: dict[ChildId, int] = {}
         self.ahead = ahead
         self.starved = False
+        self.displaced = False
         self.unloaded = 0
 
     def add(self, request: Request, row: PlanRow) -> None:
@@ -243,6 +245,8 @@ class Planner:
             answer = self._ask(request, draft, len(lease), seated)
             if isinstance(answer, Granted):
                 self._start(request, lease, now_s)
+        if isinstance(answer, Later) and draft.displaced:
+            return False
         if isinstance(answer, Later) and self._displace(request, draft, seated, now_s):
             return not draft.starved and self._try_admit(request, draft, now_s)
         if isinstance(answer, Later):
@@ -287,6 +291,7 @@ class Planner:
         if chosen.requests and draft.ahead:
             draft.starved = True
             return True
+        draft.displaced = bool(chosen.requests)
         for victim in chosen.requests:
             self.displaced[chosen.reason] += 1
             self._lifecycle.preempt(victim)
