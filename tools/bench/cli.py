@@ -13,6 +13,7 @@ BENCHES = {
     "chunks": ("tools.bench.chunks.command", "what the gateway's CPU does for one delta, and lag"),
     "demo": ("tools.bench.demo.command", "routing policies side by side on the running cluster"),
     "engine": ("tools.bench.engine.command", "the engine beside others: prefill, decode, overhead"),
+    "evict": ("tools.bench.evict", "what the cache still holds under each order of eviction"),
     "front": ("tools.bench.front.command", "the front in the engine's process or beside it"),
     "gateway": (
         "tools.bench.gateway.command",

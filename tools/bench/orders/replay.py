@@ -87,7 +87,7 @@ def replay(
     agenda, scheduler, made = Agenda(), TimedScheduler(limits, order), Replay()
     replica = SimReplica("r0", 1, device, scheduler, SHAPE, agenda)
     replica.on_output = lambda _, output: made.note(agenda.now_s, output)
-    for arrival in traffic(trace, device, _namespace(trace), load, seed):
+    for arrival in traffic(trace, device, trace_namespace(trace), load, seed):
         made.outcomes[arrival.request.child] = Outcome(arrival)
         agenda.at(arrival.request.arrival_s, partial(replica.submit, arrival.request))
     began_s = agenda.now_s
@@ -96,7 +96,7 @@ def replay(
     return _figures(made, scheduler, agenda.now_s - began_s)
 
 
-def _namespace(trace: Trace) -> Namespace:
+def trace_namespace(trace: Trace) -> Namespace:
     layout = KVLayout(
         dtype="bfloat16", layers=1, kv_heads=1, head_dim=1, block_tokens=trace.block_tokens, rope=""
     )
