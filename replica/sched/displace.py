@@ -3,7 +3,8 @@
 By priority: those of lower priority go, where waiting for a place takes longer than computing their
 KV again. By deadline: where waiting would make a first token come too late that otherwise is in
 time, those go who have the time (their own first token is out, or was promised to nobody; no gap
-between tokens was promised; their end is far), and what they cost is less than the delay.
+between tokens was promised; their end is far), and what they cost, times all who wait for the
+device meanwhile, is less than the delay.
 
 It can't go back and forth. Whoever is displaced had a lower priority, or no first token that is
 due; so it never displaces in turn the one that took its place. And it happens to nobody more than
@@ -19,6 +20,7 @@ from replica.cache.prefix import PrefixCache
 from replica.sched.ledger import Granted, Ledger
 from replica.sched.order import Policy
 from replica.sched.request import Request
+from replica.sched.table import RequestTable
 from replica.sched.timing import Timing
 from replica.sched.victims import MAX_PREEMPTIONS, Victims
 
@@ -51,9 +53,14 @@ class Displacement:
         self._victims = victims
 
     def choose(
-        self, request: Request, running: Sequence[Request], seated: Sequence[Request], now_s: float
+        self,
+        request: Request,
+        table: RequestTable,
+        seated: Sequence[Request],
+        now_s: float,
     ) -> Displaced:
-        """Those of `running` in whose place the request would be admitted at once."""
+        """Those who run and in whose place the request would be admitted at once."""
+        running, waiting = table.running, len(table.waiting)
         enough = self._enough(request, seated)
         wait_ms = self._wait_ms(seated)
         if self._policy.by_priority:
@@ -65,7 +72,8 @@ class Displacement:
         if late_ms <= 0.0:
             return Displaced([], DEADLINE)
         patient = [each for each in running if self._patient(each, request, wait_ms, now_s)]
-        return Displaced(self._together(patient, min(wait_ms, late_ms), enough), DEADLINE)
+        gain_ms = min(wait_ms, late_ms) / waiting
+        return Displaced(self._together(patient, gain_ms, enough), DEADLINE)
 
     def again_s(self, request: Request, seated: Sequence[Request], now_s: float) -> float:
         """When to ask again, if nothing else changes."""

@@ -287,7 +287,7 @@ class Planner:
         self, request: Request, draft: Draft, seated: list[Request], now_s: float
     ) -> bool:
         """Whether others made room for it; while a plan is in flight, whether they will."""
-        chosen = self._displacement.choose(request, self._table.running, seated, now_s)
+        chosen = self._displacement.choose(request, self._table, seated, now_s)
         if chosen.requests and draft.ahead:
             draft.starved = True
             return True

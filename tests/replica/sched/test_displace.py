@@ -172,6 +172,20 @@ def test_nobody_is_displaced_for_what_comes_in_time_or_too_late_all_the_same() -
     bench.assert_right(*children)
 
 
+@pytest.mark.parametrize(("others", "expected"), [(3, {"deadline": 1}), (70, {})])
+def test_nobody_is_displaced_at_the_cost_of_many_who_wait(
+    others: int, expected: dict[str, int]
+) -> None:
+    bench = learnt()
+    busy(bench)
+    bench.add(tokens_of(7, 6), sampling(4), arrival_s=bench.now_s, first_by_s=bench.now_s + 10.0)
+    for seed in range(others):
+        bench.add(tokens_of(100 + seed, 6), sampling(1), arrival_s=bench.now_s)
+    for _ in range(4):
+        bench.step()
+    assert displaced(bench) == expected
+
+
 def test_nobody_is_displaced_for_less_delay_than_it_costs() -> None:
     bench = learnt()
     children = busy(bench, wanted=12)
