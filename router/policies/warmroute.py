@@ -94,10 +94,13 @@ class Warmroute:
 
 
 def _at_home(candidates: Candidates, tied: list[int]) -> list[int]:
-    """Of the tied places those that hold the most themselves, where the others would fetch it."""
+    """Of the tied places those that hold the most themselves, where the others would fetch it. Where
+    nobody would, a tie is one: siblings of a cold prefix are to start it in several places."""
     if len(tied) < 2 or not candidates.longest_blocks:
         return tied
     transfers = candidates.terms[:, _TRANSFER].take(tied).tolist()
+    if not any(transfers):
+        return tied
     overlaps = candidates.terms[:, _OVERLAP].take(tied).tolist()
     home, most = zip(tied, transfers, overlaps, strict=True), max(overlaps)
     return [place for place, transfer, held in home if not transfer and held == most] or tied

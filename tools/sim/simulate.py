@@ -63,9 +63,11 @@ def seek_capacity(
 
 
 def capacity_figures(trace: Trace, settings: Settings, slo_s: float) -> dict[str, Any]:
-    """At which load the policy still keeps the p90 TTFT below the objective; what was tried."""
+    """At which load the policy still keeps the p90 TTFT below the objective; what was tried, from
+    the load in the settings on."""
     found = capacity(
-        lambda load: World(trace, replace(settings, load=load)).ttft_within_s(0.9, slo_s)
+        lambda load: World(trace, replace(settings, load=load)).ttft_within_s(0.9, slo_s),
+        settings.load or 1.0,
     )
     return {"capacity_load": found.load, "capacity_curve": found.curve}
 

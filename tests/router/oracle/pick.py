@@ -53,7 +53,7 @@ class Warmroute:
         tied = [c for c in candidates if top.terms.score - c.terms.score <= margin]
         most = _longest(tied)
         home = [c for c in tied if c.overlap_blocks == most and not c.terms.transfer_ms]
-        if at_home and most:
+        if at_home and most and any(c.terms.transfer_ms for c in tied):
             tied = home or tied
         fewest = min(self._placed[c.replica] for c in tied)
         return rng.choice([c for c in tied if self._placed[c.replica] == fewest])

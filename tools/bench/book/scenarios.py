@@ -58,12 +58,12 @@ def _mooncake(name: str, trace: str, load: float) -> Scenario:
     )
 
 
-def _mooncake_capacity(name: str, trace: str) -> Scenario:
+def _mooncake_capacity(name: str, trace: str, guess: float) -> Scenario:
     return Scenario(
         f"{name}-capacity",
         f"Mooncake's {name} trace: the highest load at which p90 TTFT stays below 2 s",
         trace,
-        {"load": None, "kv_tokens": KV_TOKENS},
+        {"load": guess, "kv_tokens": KV_TOKENS},
         capacity_slo_s=2.0,
         mooncake=True,
         policies=RIVALS,
@@ -121,8 +121,8 @@ ALL = (
         {"load": None, "kv_tokens": SMALL_KV_TOKENS},
         capacity_slo_s=1.0,
     ),
-    _mooncake_capacity("conversation", CONVERSATION),
-    _mooncake_capacity("synthetic", SYNTHETIC),
+    _mooncake_capacity("conversation", CONVERSATION, 1.0),
+    _mooncake_capacity("synthetic", SYNTHETIC, 1.6),
     Scenario(
         "large",
         "Twelve thousand requests of agents over eight replicas: how long that takes to simulate",
