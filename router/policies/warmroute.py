@@ -94,8 +94,8 @@ class Warmroute:
 
 
 def _at_home(candidates: Candidates, tied: list[int]) -> list[int]:
-    """Of the tied places those that hold the most themselves, where the others would fetch it. Where
-    nobody would, a tie is one: siblings of a cold prefix are to start it in several places."""
+    """Of the tied places those that hold the most themselves, where the others would fetch it.
+    Where nobody would, a tie is one: siblings of a cold prefix are to start it in many places."""
     if len(tied) < 2 or not candidates.longest_blocks:
         return tied
     transfers = candidates.terms[:, _TRANSFER].take(tied).tolist()
