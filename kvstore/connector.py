@@ -280,6 +280,9 @@ class ConnectorTier:
                     self._breaker.failed()
                 if silent:
                     return
+            except Exception:
+                lane.drop()  # half a batch may still be on its way
+                raise
             else:
                 self._breaker.succeeded()
                 return

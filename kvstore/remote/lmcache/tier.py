@@ -174,13 +174,13 @@ class LMCacheSession:
             return UNFIT if status == WRONG_SIZE else failed("refused")
         start = self._stream.take(min(size, HEADER_START), deadline)
         try:
-            head = header_bytes(start)
+            fits = header_bytes(start) + len(into) == size
         except BadBlockError:
-            head = 0
-        if head + len(into) != size:
+            fits = False
+        if not fits:
             self._stream.skip(size - len(start), deadline)
             return UNFIT
-        header = start + self._stream.take(head - len(start), deadline)
+        header = start + self._stream.take(size - len(into) - len(start), deadline)
         self._stream.receive(into, deadline)
         return hit(header)
 

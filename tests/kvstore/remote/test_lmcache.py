@@ -18,7 +18,7 @@ from kvstore.remote.build import build_tier
 from kvstore.remote.lmcache.program import Program
 from kvstore.remote.lmcache.sidecar import HEAD, OP_ASK, SLOT_BYTES, chunks_of, tokens_of
 from kvstore.remote.lmcache.tier import LMCacheAddress, LMCacheTier, lmcache_tier
-from kvstore.tier import MISS, PRESENT, STORED, Outcome
+from kvstore.tier import MISS, PRESENT, STORED, WRONG_SIZE, Outcome, Write
 from tests.fakes.lmcache_python import make_python
 from tests.kvstore.conformance.blocks import LARGE, Block, chain_of, reads_into, verdict
 
@@ -90,6 +90,17 @@ def test_a_block_whose_tail_was_evicted_is_missing(tier: LMCacheTier, folder: Pa
     assert tier.exists_prefix([block.key], soon()) == 1
     outcomes = tier.get(reads_into([block], [block.room()]), soon()).result(20)
     assert list(outcomes) == [MISS]
+
+
+def test_a_value_that_is_no_block_is_no_hit_though_it_fills_the_room(tier: LMCacheTier) -> None:
+    good, stray = chain_of(2, 7)
+    size = len(stray.payload)
+    bare = Write(stray.key, b"", memoryview(bytes(size)))
+    assert list(tier.put([good.write(), bare], soon()).result(20)) == [STORED] * 2
+    for _ in range(4):
+        outcomes = tier.get(reads_into([stray], [bytearray(size)]), soon()).result(20)
+        assert list(outcomes) == [WRONG_SIZE]
+        assert get(tier, [good]) == ["good"]
 
 
 def test_a_sidecar_that_was_killed_is_started_again(tier: LMCacheTier) -> None:
