@@ -59,8 +59,10 @@ class Stream:
         """All of it, without joining the parts."""
         if self._tls:
             for part in _records(parts):
-                self._arm(socket.SO_SNDTIMEO, deadline)
-                self._socket.sendall(part)
+                rest = memoryview(part)
+                while rest:
+                    self._arm(socket.SO_SNDTIMEO, deadline)
+                    rest = rest[self._socket.send(rest) :]
             return
         queue = [memoryview(part) for part in parts if len(part)]
         at = 0

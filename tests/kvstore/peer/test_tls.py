@@ -19,6 +19,7 @@ from events.load import KVLayout
 from events.tls import client_context, server_context
 from kvstore.peer.client import PeerAddress, PeerSession, peer_tier
 from kvstore.peer.server import PeerServer
+from kvstore.stream import Stream
 from replica.tiers.build import build_tiers
 from tests.fakes.papers import make_papers
 from tests.kvstore.blocks import CLUSTER_KEY, SPACE
@@ -33,6 +34,8 @@ TYPICAL = KVLayout(
 """24 KiB a block."""
 NAGLE_S = 0.02
 """A delayed acknowledgement takes twice as long."""
+SIPPED_S = 20.0
+"""At least, of 8 MiB read 8 KiB at a time, 20 ms apart."""
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +171,38 @@ def test_small_blocks_wait_for_no_acknowledgement(
             took_s.append(time.perf_counter() - began)
             assert verdict(chain[0], outcomes[0], room) == "good"
     assert min(took_s) < NAGLE_S
+
+
+def test_a_client_that_reads_a_little_at_a_time_is_not_waited_for_beyond_the_deadline(
+    papers: TlsConfig,
+) -> None:
+    with closing(socket.create_server((HOST, 0))) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+    for end in (near, far):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    over = threading.Event()
+
+    def sip() -> None:
+        tls = client_context(papers).wrap_socket(near, server_hostname=HOST)
+        with closing(tls), suppress(OSError):
+            while not over.wait(0.02) and tls.recv(8_192):
+                pass
+
+    reader = threading.Thread(target=sip)
+    reader.start()
+    wrapped = server_context(papers).wrap_socket(
+        far, server_side=True, do_handshake_on_connect=False
+    )
+    with closing(Stream(wrapped, tls=True)) as stream:
+        stream.shake_hands(soon())
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            stream.send([bytes(8 << 20)], began + 0.3)
+        assert time.monotonic() - began < SIPPED_S / 2
+        over.set()
+    reader.join()
 
 
 @pytest.mark.slow
