@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setup: python environment in $(VENV)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@$(PYTHON) -m venv $(VENV)
-	@echo "setup: packages (torch is the large one)"
+	@echo "setup: packages (torch is the large one: some minutes without a word)"
 	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,bench,lint]'
 	@echo "setup: default model"
 	@$(VENV)/bin/python -m tools.fetch

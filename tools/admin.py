@@ -29,8 +29,10 @@ class AdminClient:
                 return answer
         except (aiohttp.ClientError, OSError) as error:
             raise CommandError(
-                f"no gateway at {self._url} ({type(error).__name__}): start one with `make up`"
+                f"no gateway at {self._url} ({type(error).__name__}): start one with `warmroute up`"
             ) from error
+        except (ValueError, AttributeError):
+            raise CommandError(f"{self._url} answers, but is no warmroute gateway") from None
 
     async def replicas(self) -> list[dict[str, Any]]:
         """What the router knows of each replica."""
@@ -49,8 +51,12 @@ class AdminClient:
         await self._call("PUT", "/router/policy", {"policy": name})
 
     async def put_tenant(self, name: str, key: str) -> None:
-        """A tenant with one API key, until the router ends."""
+        """A tenant with one API key, until it is deleted."""
         await self._call("PUT", f"/router/tenants/{name}", {"key": key, "scope": "private"})
+
+    async def delete_tenant(self, name: str) -> None:
+        """Nobody asks as this tenant any more."""
+        await self._call("DELETE", f"/router/tenants/{name}")
 
     async def publish_prefix(self, prompt: dict[str, Any]) -> None:
         """A head that all tenants share: {"messages": [...]} or {"prompt": "..."}."""

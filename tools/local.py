@@ -6,9 +6,8 @@ from pathlib import Path
 
 import aiohttp
 
-from configs.load import load_cluster
 from tools.admin import AdminClient
-from tools.up.state import default_folder, read_keys
+from tools.up.state import cluster_of, default_folder, read_keys
 
 
 def admin_of(session: aiohttp.ClientSession, state: Path | None, url: str | None) -> AdminClient:
@@ -16,5 +15,5 @@ def admin_of(session: aiohttp.ClientSession, state: Path | None, url: str | None
     default one; at `url`, where that is given. Raises CommandError and ConfigError."""
     folder = state or default_folder("local")
     keys = read_keys(folder)
-    router = load_cluster(folder / "cluster.toml").router
+    router = cluster_of(folder).router
     return AdminClient(session, url or f"http://{router.host}:{router.port}", keys.admin_key)

@@ -62,6 +62,7 @@ def test_a_wrong_flag_is_refused_before_anything_starts(
         ("warm {tmp}/p.jsonl --state {tmp}/none", "no cluster in"),
         ("explain --prompt x --state {tmp}/none", "no cluster in"),
         ("bench demo --state {tmp}/none", "no cluster in"),
+        ("kv stats --state {tmp}/none", "no cluster in"),
         ("bench engine --model {tmp}/missing.gguf", "No such file"),
         ("bench engine --model {tmp}/garbage.gguf", "not a GGUF file"),
     ],

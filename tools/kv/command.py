@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from configs.load import load_cluster
+from configs.schema import ClusterConfig
 from events.secrets import parse_secret
 from kvstore.errors import StoreError
 from kvstore.identity import scope_id
@@ -25,7 +25,7 @@ from tools.errors import CommandError
 from tools.flags import positive
 from tools.kv.blocks import described, verified
 from tools.kv.show import print_blocks, print_report
-from tools.up.state import default_folder
+from tools.up.state import cluster_of, default_folder
 
 DEADLINE_S = 30.0
 
@@ -67,14 +67,14 @@ def _soon() -> float:
     return time.monotonic() + DEADLINE_S
 
 
-def _folder(flags: argparse.Namespace) -> Path:
-    return flags.state or default_folder("local")
+def _cluster(flags: argparse.Namespace) -> ClusterConfig:
+    return cluster_of(flags.state or default_folder("local"))
 
 
 def _socket_of(flags: argparse.Namespace) -> Path:
     if flags.socket is not None:
         return Path(flags.socket)
-    host = load_cluster(_folder(flags) / "cluster.toml").kv.host
+    host = _cluster(flags).kv.host
     if host in ("auto", "inproc", "off"):
         raise CommandError(f"this cluster has no kvd (kv.host is '{host}')")
     return Path(host)
@@ -102,7 +102,7 @@ def _verify(flags: argparse.Namespace, control: SocketControl) -> int:
     """The key is worked out anew where the cluster's secret is at hand."""
     secret = None
     if flags.socket is None:
-        secret = parse_secret(load_cluster(_folder(flags) / "cluster.toml").secret)
+        secret = parse_secret(_cluster(flags).secret)
     found = verified(control, secret, DEADLINE_S)
     if flags.json:
         _print_json(msgspec.to_builtins(found))
@@ -135,13 +135,13 @@ def _whose(flags: argparse.Namespace) -> str:
 
 def _scopes(flags: argparse.Namespace) -> dict[str, str]:
     """Of the tenants in the cluster file, and of whoever comes without a key."""
-    tenants = load_cluster(_folder(flags) / "cluster.toml").tenants
+    tenants = _cluster(flags).tenants
     return {ANONYMOUS: "private"} | {tenant.name: tenant.scope for tenant in tenants}
 
 
 def _owner(flags: argparse.Namespace) -> bytes:
     """The digest in the headers of a tenant's blocks."""
-    secret = parse_secret(load_cluster(_folder(flags) / "cluster.toml").secret)
+    secret = parse_secret(_cluster(flags).secret)
     salt = scope_salt(secret, flags.tenant, _scopes(flags).get(flags.tenant, "private"))
     return scope_id(secret, salt)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from configs.load import to_toml
+from configs.load import load_cluster, to_toml
 from configs.schema import ClusterConfig
 from tools.errors import CommandError
 
@@ -92,6 +92,14 @@ def read_keys(folder: Path) -> Keys:
         raise CommandError(
             f"{folder / 'keys.json'} is damaged: remove it to make new keys"
         ) from None
+
+
+def cluster_of(folder: Path) -> ClusterConfig:
+    """The settings of a cluster that was started before. Raises CommandError and ConfigError."""
+    file = folder / "cluster.toml"
+    if not file.exists():
+        raise CommandError(f"no cluster in {folder}: start one with `warmroute up`")
+    return load_cluster(file)
 
 
 def open_state(folder: Path) -> ClusterState:

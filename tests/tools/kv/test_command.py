@@ -122,6 +122,7 @@ def test_where_there_is_no_daemon_it_says_so(
     assert main(["kv", "stats", "--socket", str(tmp_path / "none")]) == 1
     assert "no kvd at" in capsys.readouterr().err
     assert main(["kv", "flush", "--state", str(tmp_path)]) == 1
+    assert "no cluster in" in capsys.readouterr().err
     config = ClusterConfig(secret=CLUSTER_KEY.hex(), model=ModelConfig(path="m"))
     (tmp_path / "cluster.toml").write_text(to_toml(config))
     assert main(["kv", "stats", "--state", str(tmp_path)]) == 1

@@ -16,7 +16,6 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from configs.load import load_cluster
 from configs.model.card import ModelCard, load_card
 from tools.admin import AdminClient
 from tools.bench.client import ChatClient
@@ -24,8 +23,9 @@ from tools.bench.demo.ceiling import CeilingCache
 from tools.bench.demo.load import Load, arrivals, conversations
 from tools.bench.demo.report import plot, print_table, summary
 from tools.bench.demo.run import DemoRunner, PolicyRun
+from tools.errors import CommandError
 from tools.flags import factor, output_file, picture_file, policy_names
-from tools.up.state import default_folder, read_keys
+from tools.up.state import cluster_of, default_folder, read_keys
 
 TENANTS = 8
 SYSTEM_TOKENS = 1_000
@@ -97,7 +97,9 @@ class Demo:
         self._console = console
         folder = flags.state or default_folder("local")
         self._keys = read_keys(folder)
-        self._config = load_cluster(folder / "cluster.toml")
+        self._config = cluster_of(folder)
+        if not self._config.replicas:
+            raise CommandError("the demo limits caches: it needs replicas of our own, not backends")
         router = self._config.router
         self._url = flags.url or f"http://{router.host}:{router.port}"
         self._card: ModelCard = load_card(Path(self._config.model.path))
@@ -136,6 +138,7 @@ class Demo:
             finally:
                 await admin.set_policy(before)
                 await admin.clear_caches()
+                await runner.forget()
         settings = {
             "seed": self._flags.seed,
             "tenants": TENANTS,
@@ -156,6 +159,7 @@ class Demo:
     ) -> tuple[Load, float]:
         """The arrivals, at a rate that follows from how fast this machine is when cold."""
         cold_s = math.inf
+        self._console.print(f"{COLD_TRIES} requests on empty caches first: they set the pace")
         for _ in range(COLD_TRIES):
             await admin.clear_caches()
             cold_s = min(cold_s, await runner.cold_request_s())
@@ -172,8 +176,12 @@ class Demo:
     async def _policies(self, runner: DemoRunner, limit: int, requests: int) -> list[PolicyRun]:
         columns = (TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn())
         runs = []
-        with Progress(*columns, TimeElapsedColumn(), console=self._console) as progress:
+        live = self._console.is_terminal
+        columns += (TimeElapsedColumn(),)
+        with Progress(*columns, console=self._console, disable=not live) as progress:
             for policy in self._flags.policies:
+                if not live:
+                    self._console.print(f"{policy}: {requests} requests")
                 task = progress.add_task(policy, total=requests)
                 runs.append(await runner.run(policy, limit, lambda at=task: progress.advance(at)))
         return runs

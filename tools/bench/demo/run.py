@@ -12,6 +12,7 @@ from tools.admin import AdminClient
 from tools.bench.client import ChatClient, Sample
 from tools.bench.demo.ceiling import CeilingCache
 from tools.bench.demo.load import Load
+from tools.errors import CommandError
 
 Tick = Callable[[], None]
 
@@ -40,15 +41,22 @@ class DemoRunner:
         self._client = client
         self._load = load
         self._ceiling = ceiling
+        self._known: list[str] = []
         self._keys = {talk.tenant: secrets.token_urlsafe(24) for talk in load.conversations}
 
     async def prepare(self) -> None:
         """Tenants and the public head, known to the gateway."""
         for tenant, key in self._keys.items():
             await self._admin.put_tenant(tenant, key)
+            self._known.append(tenant)
         await self._admin.publish_prefix(
             {"messages": [{"role": "system", "content": self._load.public}]}
         )
+
+    async def forget(self) -> None:
+        """Take the tenants away again: no key of the demo opens the gateway afterwards."""
+        while self._known:
+            await self._admin.delete_tenant(self._known.pop())
 
     async def cold_request_s(self) -> float:
         """How long one request takes on an idle cluster with empty caches."""
@@ -65,7 +73,7 @@ class DemoRunner:
             self._load.max_tokens,
         )
         if sample.error:
-            raise RuntimeError(sample.error)
+            raise CommandError(f"the first request of the demo failed: {sample.error}")
         return time.perf_counter() - began
 
     def use(self, load: Load) -> None:
