@@ -87,7 +87,10 @@ class Relay:
         passage = _Passage(seat, attempt, run, writer, headers, self._settings.keepalive_s)
         try:
             with seat.carrying(attempt):
-                return await passage.carry(self._clients[seat.backend.id], call)
+                response = await passage.carry(self._clients[seat.backend.id], call)
+            if passage.failed:
+                self._metrics.stream_error(attempt.status)
+            return response
         except AttemptError as failure:
             if not writer.response.prepared:
                 run.give_up_or_retry(failure)
@@ -134,6 +137,11 @@ class _Passage:
     def between_events(self) -> bool:
         """Whether an event of our own may follow."""
         return self._tail is not None and self._tail.between_events
+
+    @property
+    def failed(self) -> bool:
+        """Whether the server told of an error inside of its stream."""
+        return self._tail is not None and self._tail.failed
 
     async def carry(self, client: BackendClient, call: RelayCall) -> web.StreamResponse:
         """From request to last byte. Raises AttemptError, UserError, ReaderGoneError."""

@@ -16,6 +16,7 @@ from tests.fakes.openai_server import Asked, answer, piece, refuse, silent
 from tests.fakes.replica import die_in_stream
 from tests.router.backends.house import ForeignHouse
 from tests.router.gateway.house import CHAT, COMPLETION, KEYS, SECRET, events
+from tests.router.gateway.test_faults import ENDPOINTS, distinct
 from tests.waiting import until
 
 STREAM = {**CHAT, "stream": True}
@@ -189,6 +190,25 @@ async def test_R17_garbage_in_a_stream_is_passed_on_and_its_end_is_not_made_up(
     assert b"finish_reason" not in received
 
 
+async def test_R17_an_error_that_the_server_tells_in_its_stream_is_counted(
+    house: ForeignHouse, http: aiohttp.ClientSession
+) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.head()
+        await asked.event(piece("one"))
+        await asked.event({"error": {"message": "out of memory"}})
+        await asked.done()
+
+    house.tell(script)
+    response, received = await read(house, http, STREAM)
+    assert b'finish_reason":"' not in received
+    assert house.outcome(response.headers["x-warmroute-decision"]).status == "error"
+    metrics = house.services.metrics.text().decode()
+    assert 'warmroute_stream_errors_total{cause="error"} 1.0' in metrics
+    assert len(house.services.brain.optimistic) == 0
+    await house.settled()
+
+
 async def test_R17_a_plain_answer_cut_short_is_no_answer(
     house: ForeignHouse, http: aiohttp.ClientSession
 ) -> None:
@@ -201,6 +221,30 @@ async def test_R17_a_plain_answer_cut_short_is_no_answer(
     async with house.post(http, PATH, CHAT) as response:
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
+    await house.settled()
+
+
+@pytest.mark.parametrize(("path", "body"), ENDPOINTS)
+async def test_R1_a_burst_spreads_over_stalled_servers(
+    build: Callable, http: aiohttp.ClientSession, path: str, body: dict
+) -> None:
+    house = await build(servers=4)
+    release = asyncio.Event()
+
+    async def stalled(asked: Asked) -> None:
+        await release.wait()
+        await answer(asked)
+
+    house.tell(stalled)
+    asking = [
+        asyncio.create_task(read(house, http, distinct(path, body, number), path))
+        for number in range(32)
+    ]
+    await until(lambda: len(house.asked) == 32)
+    counts = [len(server.asked) for server in house.servers]
+    assert all(6 <= count <= 10 for count in counts), counts
+    release.set()
+    assert {response.status for response, _ in await asyncio.gather(*asking)} == {200}
     await house.settled()
 
 

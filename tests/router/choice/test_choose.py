@@ -90,6 +90,15 @@ def test_R4_new_prompts_avoid_the_loaded_replica_however_small_its_index() -> No
     assert spread([world.decide(keys) for keys in distinct(50)]) == {"b": 50}
 
 
+def test_R4_what_was_sent_there_counts_before_any_report_of_it() -> None:
+    world = World()
+    world.join("a")
+    world.join("b", held=(P,))
+    for keys in distinct(20, blocks=250):
+        world.decide(keys, pin="a")
+    assert spread([world.decide(prompt((9_000 + n, 20))) for n in range(30)]) == {"b": 30}
+
+
 def test_a_warm_prefix_wins_unless_waiting_there_costs_more() -> None:
     world = World(2)
     world.hold("r1", P)
