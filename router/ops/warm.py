@@ -9,7 +9,7 @@ import mmh3
 from msgspec.structs import replace
 
 from events.errors import CoreError, UserError
-from events.load import OWN_ENGINE
+from events.load import OWN_ENGINE, PREFILL
 from router.dispatch.dispatch import Job
 from router.replication.compute import ONE_TOKEN, compute
 from router.services import Services
@@ -41,20 +41,23 @@ class Warmer:
         self._of = services
 
     async def warm(self, tenant: Tenant, prompt: bytes, replicas: int) -> list[Probe]:
-        """Warm on `replicas` linked replicas of our own, then probe each. Raises UserError."""
+        """Warm on `replicas` linked replicas of our own, then probe each. Raises UserError.
+
+        Those that compute for others answer nobody: they are taken last."""
         pool = self._of.jobs.pool()
         job = self._of.jobs.make("warm", tenant, prompt, ONE_TOKEN, pool)
-        names = [
-            view.replica
+        roles = {
+            view.replica: view.hello.role
             for view in self._of.fleet.replicas()
             if view.linked
             and view.pool == job.pool
             and view.state != "draining"
             and view.hello.engine == OWN_ENGINE
-        ]
-        if not 1 <= replicas <= len(names):
-            raise _refusal(f"between 1 and {len(names)} replicas can be warmed", "replicas")
-        chosen = rank(names, job.chain.data[-16:])[:replicas]
+        }
+        if not 1 <= replicas <= len(roles):
+            raise _refusal(f"between 1 and {len(roles)} replicas can be warmed", "replicas")
+        ranked = rank(list(roles), job.chain.data[-16:])
+        chosen = sorted(ranked, key=lambda name: roles[name] == PREFILL)[:replicas]
         return list(
             await asyncio.gather(*(self._warm_one(replace(job, pin=name)) for name in chosen))
         )

@@ -13,7 +13,7 @@ import pytest
 
 from events.errors import CoreError
 from events.load import DECODE, PREFILL
-from tests.fakes.replica import BLOCK_TOKENS, Call, FakeReplica, Script, refuse, silent
+from tests.fakes.replica import BLOCK_TOKENS, Call, FakeReplica, Script, echo, refuse, silent
 from tests.router.gateway.house import ADMIN_KEY, COMPLETION, House, events
 from tests.waiting import until
 
@@ -287,3 +287,20 @@ async def test_explain_says_who_would_compute_it(split: House, http: aiohttp.Cli
         assert (said["hand_off"]["verdict"], said["replica"]) == (verdict, "d0")
     assert not computes.calls
     assert not split.services.splitter.totals
+
+
+async def test_prompts_are_made_warm_first_where_they_will_be_answered(
+    split: House, http: aiohttp.ClientSession
+) -> None:
+    """Whichever the prompt ranks first: the one that only computes comes when all are asked for."""
+    split.replicas[0].script = echo
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+
+    async def warmed(prompt: str, replicas: int) -> list[str]:
+        body = {"prompt": prompt, "replicas": replicas}
+        async with http.post(f"{split.url}/router/warm", json=body, headers=headers) as response:
+            return [of["replica"] for of in (await response.json())["replicas"]]
+
+    places = [await warmed(f"number {number} " * 40, 1) for number in range(6)]
+    assert places == [["d0"]] * 6
+    assert await warmed("everywhere " * 40, 2) == ["d0", "p0"]
