@@ -115,7 +115,8 @@ class Splitter:
                 last: Collection[CoreDelta] = ()
                 while not run.done:
                     last = await run.next(IDLE_S)
-        return max((of.finish.written_blocks for of in last if of.finish is not None), default=0)
+        told = max((of.finish.written_blocks for of in last if of.finish is not None), default=0)
+        return max(0, min(told, pair.blocks))
 
 
 def _limit_s(job: Job, pair: Pair) -> float:

@@ -137,6 +137,26 @@ async def test_whatever_goes_wrong_there_the_answer_is_the_same(
     await split.settled()
 
 
+@pytest.mark.parametrize(("told", "verdict"), [(-5, "not_written"), (1 << 40, "split")])
+async def test_a_number_of_blocks_that_can_not_be_costs_no_answer(
+    split: House, http: aiohttp.ClientSession, told: int, verdict: str
+) -> None:
+    computes, answers = by_role(split)
+
+    async def lies(call: Call) -> None:
+        await call.send(finish="length", written=told)
+
+    computes.script = lies
+    answer = await ask(split, http)
+    assert answer["choices"][0]["text"] == "one two three"
+    (request,) = answers.calls
+    most = request.prompt_tokens - 1 - (request.prompt_tokens - 1) % BLOCK_TOKENS
+    splitter = split.services.splitter
+    assert splitter.totals == {verdict: 1}
+    assert splitter.tokens == (most if verdict == "split" else 0)
+    await split.settled()
+
+
 async def test_one_that_says_nothing_is_given_up(
     split: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
