@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from typing import get_args
 
@@ -190,11 +191,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _roles(flags: argparse.Namespace, trace: Trace, settings: Settings) -> int:
     """The worksheet and its simulations. Raises CommandError."""
     if settings.prefill or settings.decode or settings.replicas < LEAST_SPLIT:
         raise CommandError("--pd finds the roles of --replicas (2 or more) by itself")
-    report = roles_report(trace, settings, flags.slo_ttft_s, flags.slo_tpot_ms, flags.away)
+    report = roles_report(trace, settings, flags.slo_ttft_s, flags.slo_tpot_ms, flags.away, _say)
     print_roles(Console(), report)
     if flags.json:
         flags.json.write_text(json.dumps(report, indent=2) + "\n")

@@ -7,14 +7,13 @@ with all replicas doing both, with every long prompt handed off, and as the rout
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from tools.show import print_table
@@ -28,16 +27,23 @@ COLOCATED, ALWAYS, OURS = "colocated", "always split", "by cost"
 
 
 def roles_report(
-    trace: Trace, base: Settings, slo_ttft_s: float, slo_tpot_ms: float, away: int
+    trace: Trace,
+    base: Settings,
+    slo_ttft_s: float,
+    slo_tpot_ms: float,
+    away: int,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """`{"work": ..., "ratios": [...], "best": "P:D", "runs": [...]}`. `base` says how many replicas
-    there are in all, and has the store that they share."""
+    there are in all, and has the store that they share. `say` hears of each run before it."""
     count, link = len(base.names), _shared(base.tiers)
     work = work_of(trace, base.device, base.kv_tokens, slo_tpot_ms, base.split_min_tokens)
     found = ratios(work, count, link.gbytes_per_s, away)
     chosen = best(found)
+    say(f"simulating {count} replicas that do both")
     runs = [figures(COLOCATED, trace, base, slo_ttft_s, slo_tpot_ms)]
-    for ratio in track(_near(found, chosen), description="ratios", transient=True):
+    for ratio in _near(found, chosen):
+        say(f"simulating {ratio.name}: {OURS}, then {ALWAYS}")
         split = replace(base, replicas=0, prefill=ratio.prefill, decode=ratio.decode)
         runs.append(figures(OURS, trace, split, slo_ttft_s, slo_tpot_ms))
         forced = replace(split, guard=math.inf)

@@ -94,7 +94,12 @@ def test_the_command_says_the_ratio_and_simulates_it(
     assert report["best"] in ("1:2", "2:1")
     assert [run["how"] for run in report["runs"]][:3] == ["colocated", "by cost", "always split"]
     assert all(0 <= run["slo_share"] <= 1 for run in report["runs"])
-    assert report["best"] in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert report["best"] in said.out
+    assert said.err.splitlines()[:2] == [
+        "simulating 3 replicas that do both",
+        "simulating 1:2: by cost, then always split",
+    ]
 
 
 def test_the_profile_s_bytes_are_what_moves() -> None:
