@@ -172,6 +172,10 @@ class Bench:
             idle = 0 if planned else idle + 1
             assert idle < 3, "requests wait, but nothing is planned"
             assert plans < limit, "this never ends"
+        if self.tiers is not None:
+            # Whoever was aborted while its blocks were written goes when they are.
+            self.tiers.finish_all()
+            self.collect()
         return plans
 
     def run_overlapped(self, limit: int = 2_000) -> int:
