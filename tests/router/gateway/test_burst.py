@@ -80,7 +80,8 @@ async def test_O4_a_burst_of_ten_times_the_capacity_is_over_when_it_is_over(
     assert served[-1] < 1.0
     assert set(statuses) == {200, 429}
     assert most <= 50
-    assert sorted(served)[int(0.95 * len(served))] < DEADLINE_S + 2 * SERVICE_S + 0.5
+    # Unrefused, the last of a hundred in the queue would wait for 5 s; a busy machine adds its own.
+    assert sorted(served)[int(0.95 * len(served))] < DEADLINE_S + 2 * SERVICE_S + 1.5
     assert len(served) > 0.7 * 6 * CAPACITY_PER_S
     await house.settled()
 
