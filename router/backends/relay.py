@@ -18,6 +18,7 @@ from events.errors import CoreError, UserError
 from router.backends.attempt import ForeignAttempt
 from router.backends.body import rewrite
 from router.backends.client import BackendClient
+from router.backends.events import Events
 from router.backends.join import Seat
 from router.backends.tail import Tail
 from router.dispatch.failover import Run
@@ -110,7 +111,7 @@ class Relay:
         self, writer: EventWriter, passage: _Passage, kind: str, error: CoreError
     ) -> None:
         self._metrics.stream_error(kind)
-        await writer.fail([error_event(error)] if passage.between_events else [])
+        await writer.fail([error_event(error)] if passage.takes_events else [])
 
 
 class _Passage:
@@ -131,12 +132,12 @@ class _Passage:
         self._writer = writer
         self._headers = dict(headers)
         self._keepalive_s = keepalive_s
-        self._tail: Tail | None = None
+        self._tail: Events | Tail | None = None
 
     @property
-    def between_events(self) -> bool:
+    def takes_events(self) -> bool:
         """Whether an event of our own may follow."""
-        return self._tail is not None and self._tail.between_events
+        return self._tail is not None and self._tail.keeps_alive
 
     @property
     def failed(self) -> bool:
@@ -188,7 +189,7 @@ class _Passage:
         self._headers["Content-Type"] = upstream.headers.get("Content-Type", "application/json")
         if not events and upstream.content_length is not None:
             self._headers["Content-Length"] = str(upstream.content_length)
-        tail = self._tail = Tail(events, drop_usage)
+        tail = self._tail = Events(drop_usage) if events else Tail()
         while (data := await self._read(upstream, tail)) != b"":
             if data is None:
                 await self._write(KEEP_ALIVE)
@@ -196,9 +197,11 @@ class _Passage:
             self._hear(events)
             if passed := tail.feed(data):
                 await self._write(passed)
+            if tail.broken:
+                raise _unreadable()
         await self._end(tail)
 
-    async def _read(self, upstream: aiohttp.ClientResponse, tail: Tail) -> bytes | None:
+    async def _read(self, upstream: aiohttp.ClientResponse, tail: Events | Tail) -> bytes | None:
         """What came next, b"" at the end; None when it is time to show that we live."""
         loop = asyncio.get_running_loop()
         while True:
@@ -209,7 +212,7 @@ class _Passage:
             except TimeoutError:
                 if deadline_s <= wake_s:
                     self._run.time_out()
-                if tail.between_events:
+                if tail.keeps_alive:
                     return None
             except (aiohttp.ClientError, OSError):
                 raise transport_failure("the backend broke off") from None
@@ -228,11 +231,14 @@ class _Passage:
         else:
             await self._writer.write(data)
 
-    async def _end(self, tail: Tail) -> None:
+    async def _end(self, tail: Events | Tail) -> None:
         """The answer has ended: was it whole?"""
+        rest = tail.rest()
+        if tail.broken:
+            raise _unreadable()
         if not tail.complete:
             raise transport_failure("the backend's answer broke off")
-        if rest := tail.rest():
+        if rest:
             await self._write(rest)
         usage = tail.usage()
         if tail.failed:
@@ -257,6 +263,16 @@ def _refused(status: int, retry_after: str = "") -> AttemptError:
         retry_after_s=_wait_s(retry_after) if busy else None,
     )
     return AttemptError(kind, error)
+
+
+def _unreadable() -> AttemptError:
+    error = CoreError(
+        status=502,
+        message="the backend sent an event that is not JSON",
+        type="server_error",
+        code="backend_error",
+    )
+    return AttemptError(ERROR, error)
 
 
 def _wait_s(retry_after: str) -> float:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
 import msgspec
 
 from configs.model.card import ModelCard
 from configs.schema import BackendConfig
 from tests.fakes.openai_server import ForeignServer
-from tests.router.gateway.house import House
+from tests.router.gateway.house import CHAT, House
 from tests.waiting import until
+
+STREAM = {**CHAT, "stream": True}
+PATH = "/v1/chat/completions"
 
 
 class ForeignHouse(House):
@@ -64,3 +68,9 @@ class ForeignHouse(House):
     def outcome(self, decision_id: str):
         """What became of a decision."""
         return self.services.brain.decisions.get(decision_id).outcome
+
+
+async def read(house: ForeignHouse, http: aiohttp.ClientSession, body: dict, path: str = PATH):
+    """(the response, all of its body)."""
+    async with house.post(http, path, body) as response:
+        return response, await response.read()
