@@ -1,5 +1,5 @@
-"""What routers tell each other: what each has just sent where, until load reports show it; and
-what its tenants use of their limits and have inside.
+"""What routers tell each other: what each has just sent where, until load reports show it; what
+will come there when its prompt is computed; what its tenants use of their limits and have inside.
 
 Nothing here holds prompts, tokens, tenants, salts or whole block keys.
 """
@@ -49,24 +49,35 @@ class Inside(msgspec.Struct, frozen=True, array_like=True):
     queued_tokens: Count = 0
 
 
+class Pledged(msgspec.Struct, frozen=True, array_like=True):
+    """Requests whose prompts are being computed elsewhere now, for a replica to answer, and the KV
+    blocks that they bring."""
+
+    replica: str
+    requests: Count = 0
+    blocks: Count = 0
+
+
 class PeerDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     """What happened since the sender's last message; the numbers are those of `Sent.seq`. `inside`
-    has the tenants of which it changed."""
+    has the tenants of which it changed, `pledged` the replicas."""
 
     sent: tuple[Sent, ...] = ()
     prefilled: tuple[int, ...] = ()
     ended: tuple[int, ...] = ()
     used: tuple[Used, ...] = ()
     inside: tuple[Inside, ...] = ()
+    pledged: tuple[Pledged, ...] = ()
 
 
 class PeerState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
-    """Everything that the sender has on its way, and inside, now: whatever is not in it is over.
+    """Everything that the sender has on its way, pledged and inside now: what is not in it is over.
     `used` is since the last message all the same."""
 
     sent: tuple[Sent, ...] = ()
     used: tuple[Used, ...] = ()
     inside: tuple[Inside, ...] = ()
+    pledged: tuple[Pledged, ...] = ()
 
 
 class PeerAsk(msgspec.Struct, frozen=True, array_like=True, tag="ask"):

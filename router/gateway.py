@@ -118,7 +118,8 @@ class Gateway:
         limits, queue, peers = of.admitter.limits, of.admitter.queue, of.brain.peers
         use = SharedUse(parse_secret(config.secret), of.tenants, limits, queue, peers)
         register_feed(of.metrics, self._feed.stats)
-        self._sync = PeerSync(bus, config.cluster, config.router.id, self._boot, of.brain, use)
+        router, quota = config.router.id, of.splitter.quota
+        self._sync = PeerSync(bus, config.cluster, router, self._boot, of.brain, use, quota)
         self._dashboard = Dashboard(bus, config.cluster, self.services.gate.check_reader)
         self._door = Door(config.router.max_connections + SPARE_CONNECTIONS)
         self._runner: web.AppRunner | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from events.peer import Inside, PeerDelta, PeerState, Sent
+from events.peer import Inside, PeerDelta, PeerState, Pledged, Sent
 from events.subjects import router_boot_name
 from router.choice.reserve import Booked, size_of
 from router.cluster.marks import Marks
@@ -25,6 +25,9 @@ MAX_OPEN = 8_192
 
 MAX_TENANTS = 4_096
 """Of one router that are told of; of the others nothing counts elsewhere."""
+
+MAX_PLEDGED = 1_024
+"""Replicas that are told of for one router."""
 
 MARKS_TTL_S = 5.0
 """Beyond its prefill: until the replica's digest shows the prefix."""
@@ -56,6 +59,7 @@ class _Peer:
     open: dict[int, Sent] = field(default_factory=dict)
     at: dict[str, dict[int, None]] = field(default_factory=dict)
     inside: dict[bytes, Inside] = field(default_factory=dict)
+    pledged: dict[str, Pledged] = field(default_factory=dict)
 
 
 class Peers:
@@ -69,6 +73,7 @@ class Peers:
         self._peers: dict[str, _Peer] = {}
         self._booked: dict[str, Booked] = {}
         self._inside: dict[bytes, Inside] = {}
+        self._pledged: dict[str, Pledged] = {}
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -92,6 +97,10 @@ class Peers:
     def inside(self, tenant: bytes) -> Inside | None:
         """What a tenant, by its tag, has at the others; None for nothing."""
         return self._inside.get(tenant)
+
+    def pledged(self, replica: str) -> Pledged:
+        """What is on its way there by others, as far as its prompts."""
+        return self._pledged.get(replica) or Pledged(replica)
 
     def hear(
         self, router: str, boot: int, seq: int, message: PeerDelta | PeerState, now_s: float
@@ -164,8 +173,10 @@ class Peers:
             self._enter(peer, message.sent, now_s)
             self._leave(peer)
             self._stand(peer, message.inside)
+            self._pledge(peer, message.pledged)
             return
         self._stand(peer, message.inside)
+        self._pledge(peer, message.pledged)
         self._enter(peer, message.sent, now_s)
         for number in message.prefilled:
             if (sent := peer.open.get(number)) is not None:
@@ -207,6 +218,7 @@ class Peers:
 
     def _leave(self, peer: _Peer) -> None:
         self._stand(peer, [Inside(tenant) for tenant in peer.inside])
+        self._pledge(peer, [Pledged(replica) for replica in peer.pledged])
 
     def _stand(self, peer: _Peer, told: Iterable[Inside]) -> None:
         """Those tenants have that much there now."""
@@ -226,6 +238,21 @@ class Peers:
             )
             if total != nothing:
                 self._inside[now.tenant] = total
+
+    def _pledge(self, peer: _Peer, told: Iterable[Pledged]) -> None:
+        """So much is on its way to those replicas now."""
+        for now in told:
+            nothing = Pledged(now.replica)
+            before = peer.pledged.pop(now.replica, nothing)
+            if now == nothing or len(peer.pledged) >= MAX_PLEDGED:
+                now = nothing
+            else:
+                peer.pledged[now.replica] = now
+            total = self._pledged.pop(now.replica, nothing)
+            requests = total.requests + now.requests - before.requests
+            total = Pledged(now.replica, requests, total.blocks + now.blocks - before.blocks)
+            if total != nothing:
+                self._pledged[now.replica] = total
 
     def _count(self, sent: Sent, sign: int) -> None:
         replica = sent.replica

@@ -18,7 +18,7 @@ from events.bus import Bus, Subscription
 from events.envelope import MAX_BUS_MESSAGE_BYTES, seal, unseal
 from events.errors import WireError
 from events.load import OWN_ENGINE
-from events.peer import Inside, PeerAsk, PeerDelta, PeerMessage, PeerState, Sent, Used
+from events.peer import PeerAsk, PeerDelta, PeerMessage, PeerState, Sent, Used
 from events.subjects import router_subject, split
 from events.wire import decode
 from router.choice.choose import RouterBrain
@@ -27,6 +27,7 @@ from router.cluster.peers import GONE_S, MAX_OPEN, Peers
 from router.cluster.use import SharedUse
 from router.fleet.fleet import Fleet
 from router.serving.http import log_unexpected
+from router.split.quota import DecodeQuota
 
 KIND = "peers"
 TICK_S = 0.005
@@ -84,7 +85,8 @@ class Changes:
 
 
 class PeerSync:
-    """The bus side of `brain.peers` and `brain.ledger` for one life of one router."""
+    """The bus side of `brain.peers`, `brain.ledger` and the pledges of `quota` for one life of one
+    router."""
 
     def __init__(
         self,
@@ -94,6 +96,7 @@ class PeerSync:
         boot: int,
         brain: RouterBrain,
         use: SharedUse,
+        quota: DecodeQuota,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.told = 0
@@ -109,8 +112,9 @@ class PeerSync:
         self._work = asyncio.Event()
         self._changes = Changes(self._peers, self._work.set)
         self._ledger.journal = self._changes
-        self._use = use
+        self._use, self._quota = use, quota
         use.on_work(self._wake)
+        quota.on_work(self._wake)
         self._seq = 0
         self._asking = True
         self._asked = True
@@ -162,23 +166,21 @@ class PeerSync:
         if self._asking and now_s >= self._next_ask_s:
             self._asking, self._next_ask_s = False, now_s + ASKED_GAP_S
             await self._publish(PeerAsk())
-        message = self._next_message(now_s, self._use.take(), self._use.take_inside())
+        message = self._next_message(now_s)
         self._changes.clear()
         if message is not None:
             self._seq += 1
             self.told += 1
             await self._publish(message)
 
-    def _next_message(
-        self, now_s: float, used: tuple[Used, ...], inside: tuple[Inside, ...]
-    ) -> PeerDelta | PeerState | None:
+    def _next_message(self, now_s: float) -> PeerDelta | PeerState | None:
+        delta = self._delta()
         answering = self._asked and now_s >= self._answer_from_s
         if answering or now_s >= self._next_state_s or len(self._changes) > MAX_CHANGES:
             self._asked, self._answer_from_s = False, now_s + ASKED_GAP_S
             self._next_state_s = now_s + STATE_S
-            return self._state(used)
-        something = not self._peers.alone and (len(self._changes) or used or inside)
-        return self._delta(used, inside) if something else None
+            return self._state(delta.used)
+        return None if self._peers.alone or delta == PeerDelta() else delta
 
     def _wake(self) -> None:
         if not self._peers.alone:
@@ -195,15 +197,17 @@ class PeerSync:
         newest = sorted(self._ledger.unseen(), key=lambda one: one.dispatch_seq)[-MAX_OPEN:]
         told = (self._sent(one) for one in newest)
         bare = (msgspec.structs.replace(one, marks=b"") for one in told if one)
-        return PeerState(tuple(bare), used, self._use.all_inside())
+        return PeerState(tuple(bare), used, self._use.all_inside(), self._quota.all())
 
-    def _delta(self, used: tuple[Used, ...], inside: tuple[Inside, ...]) -> PeerDelta:
-        changes = self._changes
+    def _delta(self) -> PeerDelta:
+        """What has changed, all taken."""
+        changes, use = self._changes, self._use
         sent = [one for one in map(self._sent, changes.sent.values()) if one is not None]
         if sum(len(one.marks) for one in sent) > MAX_MARKS_BYTES:
             sent = [msgspec.structs.replace(one, marks=b"") for one in sent]
         past, ended = tuple(changes.past_prefill), tuple(changes.ended)
-        return PeerDelta(tuple(sent), past, ended, used, inside)
+        told = use.take(), use.take_inside(), self._quota.take()
+        return PeerDelta(tuple(sent), past, ended, *told)
 
     def _sent(self, one: Reservation) -> Sent | None:
         member = self._fleet.member(one.replica)

@@ -48,7 +48,6 @@ UP = "up"
 RESUMING = "resuming"
 LOST = "lost"
 
-
 _LOST = (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING)
 
 LinkStateListener = Callable[[str, int, bool], None]
@@ -123,11 +122,15 @@ class ReplicaLink:
         return max(waits, default=(0, 0.0))
 
     @property
+    def silent_s(self) -> float:
+        """For how long the replica, if it gives signs of life, has given none."""
+        signs = self.up and self._resumes
+        return asyncio.get_running_loop().time() - self._heard_s if signs else 0.0
+
+    @property
     def stalled(self) -> bool:
-        """Whether the replica, which gives signs of life, has been silent for too long."""
-        if not (self.up and self._resumes):
-            return False
-        return asyncio.get_running_loop().time() - self._heard_s > STALLED_S
+        """Whether it has been silent for too long."""
+        return self.silent_s > STALLED_S
 
     def excuse(self) -> None:
         """It was this router that did not listen."""

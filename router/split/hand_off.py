@@ -1,8 +1,9 @@
 """A prompt's way from the one that computes it to the one that answers: planned, carried out once.
 
 The job on the one that computes ends when its blocks are in the store that both reach, or can't be;
-only then the request is placed. Whoever leaves meanwhile cancels it. Whatever fails is counted by
-its name, and the request goes on as if nobody had computed anything.
+only then the request is placed. Whoever leaves meanwhile cancels it. What one fails at, or falls
+silent over, another one is asked for once; whatever fails then is counted by its name, and the
+request goes on as if nobody had computed anything.
 """
 
 from __future__ import annotations
@@ -37,22 +38,31 @@ LEAST_S = 2.0
 MOST_OF_DEADLINE = 0.5
 """The other half is left for computing it after all."""
 
-IDLE_S = 86_400.0
+TRIES = 2
+"""By different replicas."""
+
+LOOK_S = 0.2
+SILENT_S = 1.0
+"""A link says something twice as often, whatever its replica does: where two looks in a row find it
+silent for so long, nothing is waited for any more."""
+
 SHARE_RATE = 0.1
 
 
 class Splitter:
-    """`totals` counts requests by what became of them; `tokens` and `took_ms` are sums over those
-    that were split, `moving_share` the part of their time in which blocks only moved, lately.
-    `dispatcher` sends the jobs, unheard: their times are nobody's TTFT."""
+    """`totals` counts requests by what became of them, `taken_over` those that another one had to
+    be asked for; `tokens` and `took_ms` are sums over those that were split, `moving_share` the
+    part of their time in which blocks only moved, lately. `dispatcher` sends the jobs, unheard:
+    their times are nobody's TTFT."""
 
     def __init__(self, brain: RouterBrain, dispatcher: Dispatcher, config: RouterConfig) -> None:
         self.totals: Counter[str] = Counter()
+        self.taken_over = 0
         self.tokens = 0
         self.took_ms = 0.0
         self.running = 0
         self.moving_share = 0.0
-        self.quota = DecodeQuota(brain.ledger, config.split_decode_share)
+        self.quota = DecodeQuota(brain.ledger, brain.peers, config.split_decode_share)
         self.pairing = Pairing(brain, self.quota, config.split_min_tokens)
         self._dispatcher = dispatcher
         self._budget = RetryBudget()
@@ -70,61 +80,102 @@ class Splitter:
         return asyncio.create_task(self._hand_off(job, job.query(leg, unable)))
 
     async def _hand_off(self, job: Job, query: RouteQuery) -> HandOff:
+        ended = HandOff(LEFT)
         try:
-            planned = self.pairing.plan(query)
+            ended = await self._tried(job, query)
+        finally:
+            self.totals[ended.verdict] += 1
+        return ended
+
+    async def _tried(self, job: Job, query: RouteQuery) -> HandOff:
+        """By one, or by another one where the first is no good."""
+        began_s, ended = time.monotonic(), None
+        for tries in range(TRIES):
+            planned = self._plan(query)
+            if not isinstance(planned, Pair) or (tries and not self._budget.withdraw()):
+                break
+            self.taken_over += tries > 0
+            verdict, blocks = await self._carry_out(job, planned, time.monotonic() - began_s)
+            took_ms = 1e3 * (time.monotonic() - began_s)
+            ended = HandOff(verdict, planned.prefill, planned.store, blocks, took_ms)
+            if verdict not in (FAILED, LATE):
+                break
+            query = _without(query, planned.prefill, took_ms)
+        return ended or HandOff(str(planned))
+
+    def _plan(self, query: RouteQuery) -> Pair | str:
+        try:
+            return self.pairing.plan(query)
         except Exception as error:
             log_unexpected(error)
-            planned = FAILED
-        if isinstance(planned, Pair):
-            return await self._carry_out(job, planned)
-        self.totals[planned] += 1
-        return HandOff(planned)
+            return FAILED
 
-    async def _carry_out(self, job: Job, pair: Pair) -> HandOff:
-        began_s, verdict, blocks = time.monotonic(), LEFT, 0
+    async def _carry_out(self, job: Job, pair: Pair, spent_s: float) -> tuple[str, int]:
+        """How it ended, and how many blocks are in the store then."""
+        began_s = time.monotonic()
         self.running += 1
         try:
             with self.quota.pledge(pair.decode, pair.blocks):
-                blocks = await self._written_blocks(job, pair)
-            verdict = SPLIT if blocks else NOT_WRITTEN
+                blocks = await self._written_blocks(job, pair, spent_s)
         except TimeoutError:
-            verdict = LATE
+            return LATE, 0
         except UserError:
-            verdict = FAILED
+            return FAILED, 0
         except Exception as error:
             log_unexpected(error)
-            verdict = FAILED
+            return FAILED, 0
         finally:
             self.running -= 1
-            self.totals[verdict] += 1
-        took_ms = 1e3 * (time.monotonic() - began_s)
-        if verdict == SPLIT:
-            self.tokens += blocks * job.block_tokens
-            self.took_ms += took_ms
-            late_ms = took_ms - pair.prefill_ms
-            self.pairing.learn(pair.store, late_ms)
-            share = max(0.0, late_ms + pair.fetch_ms) / max(1e-9, took_ms + pair.fetch_ms)
-            self.moving_share += SHARE_RATE * (share - self.moving_share)
-        return HandOff(verdict, pair.prefill, pair.store, blocks, took_ms)
+        if not blocks:
+            return NOT_WRITTEN, 0
+        self._learn(pair, blocks * job.block_tokens, 1e3 * (time.monotonic() - began_s))
+        return SPLIT, blocks
 
-    async def _written_blocks(self, job: Job, pair: Pair) -> int:
+    def _learn(self, pair: Pair, tokens: int, took_ms: float) -> None:
+        self.tokens += tokens
+        self.took_ms += took_ms
+        late_ms = took_ms - pair.prefill_ms
+        self.pairing.learn(pair.store, late_ms)
+        share = max(0.0, late_ms + pair.fetch_ms) / max(1e-9, took_ms + pair.fetch_ms)
+        self.moving_share += SHARE_RATE * (share - self.moving_share)
+
+    async def _written_blocks(self, job: Job, pair: Pair, spent_s: float) -> int:
         """Raises UserError and TimeoutError."""
-        limit_s = _limit_s(job, pair)
+        limit_s = _limit_s(job, pair, spent_s)
         async with asyncio.timeout(limit_s):
             with Run(prefill_job(job, pair, limit_s), self._dispatcher, self._budget, 0) as run:
                 last: Collection[CoreDelta] = ()
+                looks_silent = 0
                 while not run.done:
-                    last = await run.next(IDLE_S)
+                    last = await run.next(LOOK_S)
+                    looks_silent = looks_silent + 1 if self._silent(pair.prefill) else 0
+                    if looks_silent > 1 and run.attempt is not None:
+                        run.attempt.finish("timeout", replica_fault=True)
+                        raise TimeoutError
         told = max((of.finish.written_blocks for of in last if of.finish is not None), default=0)
         return max(0, min(told, pair.blocks))
 
+    def _silent(self, replica: str) -> bool:
+        link = self._dispatcher.links.get(replica)
+        return link is not None and link.silent_s > SILENT_S
 
-def _limit_s(job: Job, pair: Pair) -> float:
-    """After which the request is better off without it."""
+
+def _without(query: RouteQuery, replica: str, took_ms: float) -> RouteQuery:
+    """The same for anybody else, after so much time."""
+    deadline_ms = query.ttft_deadline_ms
+    left_ms = None if deadline_ms is None else max(1.0, deadline_ms - took_ms)
+    return replace(query, exclude=query.exclude | {replica}, ttft_deadline_ms=left_ms)
+
+
+def _limit_s(job: Job, pair: Pair, spent_s: float) -> float:
+    """After which the request is better off without it. Raises TimeoutError where it is already."""
     due_s = job.first_token_timeout_s
     if job.ttft_deadline_ms is not None:
         due_s = min(due_s, max(LEAST_S, job.ttft_deadline_ms / 1e3))
-    return min(MOST_OF_DEADLINE * due_s, max(LEAST_S, PATIENCE * pair.prefill_ms / 1e3))
+    left_s = MOST_OF_DEADLINE * due_s - spent_s
+    if left_s <= 0:
+        raise TimeoutError
+    return min(left_s, max(LEAST_S, PATIENCE * pair.prefill_ms / 1e3))
 
 
 def prefill_job(job: Job, pair: Pair, limit_s: float) -> Job:

@@ -85,6 +85,12 @@ def register_split(metrics: Metrics, splitter: Splitter, signals: RoleSignals) -
         verdicts,
     )
     metrics.counters(
+        "hand_offs_taken_over",
+        "Those that a second replica was asked for, since the first failed or fell silent",
+        (),
+        lambda: [((), splitter.taken_over)],
+    )
+    metrics.counters(
         "hand_off_tokens", "Prompt tokens so computed", (), lambda: [((), splitter.tokens)]
     )
     metrics.counters(

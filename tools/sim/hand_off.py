@@ -43,7 +43,7 @@ class SimSplitter:
     def __init__(
         self, brain: RouterBrain, config: RouterConfig, guard: float, agenda: Agenda
     ) -> None:
-        self.quota = DecodeQuota(brain.ledger, config.split_decode_share)
+        self.quota = DecodeQuota(brain.ledger, brain.peers, config.split_decode_share)
         self._pairing = Pairing(brain, self.quota, config.split_min_tokens, guard)
         self._brain = brain
         self._agenda = agenda

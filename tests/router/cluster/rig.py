@@ -13,6 +13,7 @@ from events.peer import Sent
 from events.subjects import router_boot_name, router_subject
 from router.cluster.sync import PeerSync
 from router.cluster.use import SharedUse
+from router.split.quota import DecodeQuota
 from router.tenancy.limits import Limits
 from router.tenancy.tenants import Tenants
 from router.waiting.queue import RequestQueue
@@ -58,7 +59,8 @@ class Router:
         brain = self.world.brain
         use = self.use = SharedUse(KEY, self.tenants, self.limits, queue, brain.peers)
         self.acme = self.limits.account(self.tenants.named("acme"))
-        self.sync = PeerSync(self.wire, "c", name, boot, self.world.brain, use, clock)  # type: ignore[arg-type]
+        self.quota = DecodeQuota(brain.ledger, brain.peers, 0.5)
+        self.sync = PeerSync(self.wire, "c", name, boot, brain, use, self.quota, clock)  # type: ignore[arg-type]
         self.open: dict[int, RouteDecision] = {}
         self.early: set[int] = set()
         self.life: dict[int, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 import pytest
 from hypothesis import settings
@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from events.decision import RouteDecision
 from events.errors import UserError
+from events.peer import Pledged
 from router.choice.reserve import Booked
 from router.cluster.sync import STATE_S
 from router.tenancy.others import NOTHING
@@ -40,6 +41,7 @@ class ManyRouters(RuleBasedStateMachine):
         self.seen: dict[str, dict[str, int]] = {replica: {} for replica in REPLICAS}
         self.on_the_way: list[tuple[str, str, bytes]] = []
         self.live: dict[str, Router] = {}
+        self.pledges: dict[Router, list[tuple[str, AbstractContextManager[None]]]] = {}
         for name in ROUTERS:
             self.start(name)
 
@@ -93,6 +95,22 @@ class ManyRouters(RuleBasedStateMachine):
     def tenant_leaves(self, name: str) -> None:
         if self.live[name].acme.inside:
             self.live[name].acme.__exit__()
+
+    @rule(name=routers, replica=replicas, blocks=st.integers(1, 6))
+    def pledge(self, name: str, replica: str, blocks: int) -> None:
+        router = self.live[name]
+        entered = router.quota.pledge(replica, blocks)
+        entered.__enter__()
+        self.pledges.setdefault(router, []).append((replica, entered))
+
+    @rule(name=routers, pick=picks)
+    def arrives(self, name: str, pick: int) -> None:
+        if held := self.pledges.get(self.live[name]):
+            held.pop(pick % len(held))[1].__exit__(None, None, None)
+
+    def others_pledged(self, name: str, replica: str) -> int:
+        others = [router for router in self.live.values() if router.name != name]
+        return sum(to == replica for of in others for to, _ in self.pledges.get(of, ()))
 
     def others_inside(self, name: str) -> int:
         return sum(router.acme.inside for router in self.live.values() if router.name != name)
@@ -193,7 +211,11 @@ class ManyRouters(RuleBasedStateMachine):
             assert router.use.elsewhere("acme").requests == self.others_inside(name)
             for replica in REPLICAS:
                 assert router.booked(replica)[:7] == pytest.approx(self.truth(name, replica))
+                told = router.world.brain.peers.pledged(replica).requests
+                assert told == self.others_pledged(name, replica)
         for router in self.live.values():
+            for _, entered in self.pledges.get(router, ()):
+                entered.__exit__(None, None, None)
             while router.acme.inside:
                 router.acme.__exit__()
             for decision in router.open.values():
@@ -204,6 +226,7 @@ class ManyRouters(RuleBasedStateMachine):
             assert router.use.elsewhere("acme") == NOTHING
             for replica in REPLICAS:
                 assert router.world.brain.peers.booked(replica) == Booked()
+                assert router.world.brain.peers.pledged(replica) == Pledged(replica)
 
 
 def test_without_faults_small_messages_alone_tell_the_truth() -> None:

@@ -62,9 +62,9 @@ def test_marks_that_would_make_a_message_too_long_stay_at_home() -> None:
     router.hear("b", seal("b", 1, 0, 1, PeerState()))
     for seed in range(2):
         router.world.decide(prompt((seed, 900)), pin="r0")
-    delta = router.sync._delta((), ())
+    delta = router.sync._delta()
     assert all(one.marks for one in delta.sent)
     assert len(encode(delta)) < 8_192
     for one in router.sync._changes.sent.values():
         one.marks = bytes(MAX_MARKS_BYTES)
-    assert not any(one.marks for one in router.sync._delta((), ()).sent)
+    assert not any(one.marks for one in router.sync._delta().sent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 
@@ -12,6 +13,7 @@ from events.errors import UserError
 from events.peer import PeerAsk, PeerDelta, PeerState
 from router.choice.reserve import Booked
 from router.cluster.peers import GONE_S, MAX_OPEN, Peers
+from router.cluster.sync import STATE_S
 from tests.router.cluster.rig import Router, sent
 from tests.router.kit import Clock, World, hello, load, prompt
 
@@ -130,6 +132,48 @@ def test_a_tenant_has_no_more_at_once_over_all_routers_than_at_one() -> None:
     clock.pass_s(GONE_S + 1)
     asyncio.run(other.sync.tick())
     other.acme.request()
+
+
+def test_what_one_router_has_on_its_way_to_be_answered_leaves_no_room_at_the_others() -> None:
+    clock = Clock()
+    one, other = Router("a", 1, clock, {"r0": 1}), Router("b", 1, clock, {"r0": 1})
+    for router, peer in ((one, other), (other, one)):
+        router.listen()
+        router.hear(peer.name, seal(peer.name, 1, 0, 0, PeerAsk()))
+    member = other.world.fleet.member("r0")
+    limit, blocks = other.quota.limit(member), member.load.free_blocks // 2
+
+    def carry() -> None:
+        asyncio.run(one.sync.tick())
+        for data in one.wire.out:
+            other.hear("a", data)
+        one.wire.out.clear()
+
+    carry()
+    with one.quota.pledge("r0", blocks + 1):
+        carry()
+        assert other.quota.pledged("r0") == 1
+        assert not other.quota.has_room(member, blocks)
+        assert other.quota.has_room(member, blocks - 1)
+    with ExitStack() as pledges:
+        for _ in range(limit):
+            assert other.quota.has_room(member, 1)
+            pledges.enter_context(one.quota.pledge("r0", 1))
+            carry()
+        assert not other.quota.has_room(member, 1)
+        # What the bus lost the next whole state mends; of the silent nothing counts.
+        pledges.pop_all().close()
+        asyncio.run(one.sync.tick())
+        one.wire.out.clear()
+        assert not other.quota.has_room(member, 1)
+        clock.pass_s(STATE_S)
+        carry()
+        assert other.quota.has_room(member, 1)
+    with one.quota.pledge("r0", 1):
+        carry()
+        clock.pass_s(GONE_S + 1)
+        asyncio.run(other.sync.tick())
+        assert other.quota.pledged("r0") == 0
 
 
 def test_two_lives_under_one_id_raise_an_alarm_while_both_speak() -> None:

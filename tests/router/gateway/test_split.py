@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from events.errors import CoreError
-from events.load import DECODE, PREFILL
+from events.load import DECODE, PREFILL, PrefillFit
 from tests.fakes.replica import BLOCK_TOKENS, Call, FakeReplica, Script, echo, refuse, silent
 from tests.router.gateway.house import ADMIN_KEY, COMPLETION, House, events
 from tests.waiting import until
@@ -26,13 +26,18 @@ async def split(build: Callable) -> House:
     """One that computes, one that answers, and a store that both reach."""
     house: House = await build(replicas=0)
     for name, role in (("p0", PREFILL), ("d0", DECODE)):
-        replica = house.new_replica(name, role=role, tiers=STORE)
-        house.replicas.append(replica)
-        await replica.__aenter__()
-        replica.announce(house.fleet)
-    await house.up(2)
+        await enter(house, name, role)
     house.replicas[0].script = compute
     return house
+
+
+async def enter(house: House, name: str, role: str, **changes: Any) -> FakeReplica:
+    replica = house.new_replica(name, role=role, tiers=STORE, **changes)
+    house.replicas.append(replica)
+    await replica.__aenter__()
+    replica.announce(house.fleet)
+    await house.up(len(house.replicas))
+    return replica
 
 
 async def compute(call: Call) -> None:
@@ -137,6 +142,38 @@ async def test_whatever_goes_wrong_there_the_answer_is_the_same(
     await split.settled()
 
 
+@pytest.mark.parametrize("script", [dies, refuse(CoreError(status=500, message="x")), silent])
+async def test_K2_what_one_can_not_compute_another_one_does(
+    split: House, http: aiohttp.ClientSession, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.split.hand_off.LEAST_S", 0.3)
+    monkeypatch.setattr("router.split.hand_off.PATIENCE", 0.0)
+    computes, answers = by_role(split)
+    other = await enter(split, "p1", PREFILL, prefill=PrefillFit(1.0, 1.05, 0.0, 1.0))
+    computes.script, other.script = script, compute
+    answer = await ask(split, http)
+    made = await decision_of(split, http, answer)
+    assert answer["choices"][0]["text"] == "one two three"
+    assert (made["hand_off"], made["prefilled_by"]) == ("split", "p1")
+    assert [len(replica.calls) for replica in (computes, other, answers)] == [1, 1, 1]
+    splitter = split.services.splitter
+    assert (splitter.totals, splitter.taken_over) == ({"split": 1}, 1)
+    await split.settled()
+    assert splitter.quota.pledged("d0") == 0
+
+
+async def test_two_that_fail_are_enough(split: House, http: aiohttp.ClientSession) -> None:
+    for number in (1, 2):
+        (await enter(split, f"p{number}", PREFILL)).script = dies
+    split.replicas[0].script = dies
+    answer = await ask(split, http)
+    assert (await decision_of(split, http, answer))["hand_off"] == "failed"
+    computing = [of for of in split.replicas if of.role == PREFILL]
+    assert sum(len(of.calls) for of in computing) == 2
+    assert split.services.splitter.totals == {"failed": 1}
+    await split.settled()
+
+
 @pytest.mark.parametrize(("told", "verdict"), [(-5, "not_written"), (1 << 40, "split")])
 async def test_a_number_of_blocks_that_can_not_be_costs_no_answer(
     split: House, http: aiohttp.ClientSession, told: int, verdict: str
@@ -209,12 +246,8 @@ async def test_an_answer_that_breaks_is_continued_and_not_handed_off_again(
             await call.answer()
 
     answers.script = break_once
-    other = split.new_replica("d1", role=DECODE, tiers=STORE)
-    split.replicas.append(other)
-    await other.__aenter__()
-    other.announce(split.fleet)
+    other = await enter(split, "d1", DECODE)
     other.script = break_once
-    await split.up(3)
     answer = await ask(split, http)
     assert answer["choices"][0]["text"] == "one two three"
     assert len(computes.calls) == 1
@@ -237,15 +270,12 @@ async def test_with_nobody_to_answer_the_one_that_computes_does(
 
 
 async def test_many_at_once_stay_within_the_quota(
-    build: Callable, http: aiohttp.ClientSession
+    build: Callable, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("router.split.hand_off.LEAST_S", 60.0)
     house: House = await build(replicas=0, split_decode_share=0.25)
     for name, role in (("p0", PREFILL), ("p1", PREFILL), ("d0", DECODE)):
-        replica = house.new_replica(name, role=role, tiers=STORE, max_running=8)
-        house.replicas.append(replica)
-        await replica.__aenter__()
-        replica.announce(house.fleet)
-    await house.up(3)
+        await enter(house, name, role, max_running=8)
     *computing, answers = house.replicas
     release = asyncio.Event()
 

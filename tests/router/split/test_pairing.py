@@ -30,7 +30,7 @@ class Split(World):
 
     def __init__(self, **roles: str) -> None:
         super().__init__()
-        self.quota = DecodeQuota(self.brain.ledger, 0.9)
+        self.quota = DecodeQuota(self.brain.ledger, self.brain.peers, 0.9)
         self.pairing = Pairing(self.brain, self.quota, 256)
         for name, role in roles.items():
             self.enter(name, role)
