@@ -185,12 +185,12 @@ class ChatTemplate:
         self.source = source
         self.supports_tools = "tools" in find_undeclared_variables(tree)
         self._markers = dict(markers)
-        self._variables = dict(variables or {})
-        self._reserved = (source, *self._variables.values(), *self._markers)
+        self.variables = dict(variables or {})
+        self._reserved = (source, *self.variables.values(), *self._markers)
         self._breaker = _Breaker(markers)
         self._traceable = is_traceable(tree, self._reserved)
         self._skeleton = lru_cache(_SKELETONS_KEPT)(self._make_skeleton)
-        parts = ["wr-template-1", source, sorted(self._variables.items()), sorted(markers.items())]
+        parts = ["wr-template-1", source, sorted(self.variables.items()), sorted(markers.items())]
         self.fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def render(
@@ -266,7 +266,7 @@ class ChatTemplate:
     def _rendered(self, values: dict[str, Any], sentinel: str) -> str:
         pieces, size = [], 0
         try:
-            for piece in self._template.generate(self._variables | values):
+            for piece in self._template.generate(self.variables | values):
                 size += len(piece)
                 if size > MAX_RENDERED_CHARS:
                     raise TemplateError(f"more than {MAX_RENDERED_CHARS} characters of text")

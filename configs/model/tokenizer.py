@@ -90,9 +90,14 @@ class Tokenizer:
 
     def quicken(self) -> None:
         """Take what is quicker and gives the same ids; for whoever encodes much. Takes a second."""
-        spec = json.loads(self._backend.to_str())
+        spec = self.spec()
         self._cuts = can_cut(spec)
         self._ids = quick_encoder(spec, self._library_ids)
+
+    def spec(self) -> dict[str, Any]:
+        """As in a tokenizer.json, without the special tokens."""
+        spec: dict[str, Any] = json.loads(self._backend.to_str())
+        return spec
 
     def pieces(self, text: str, chars: int) -> Iterable[str]:
         """`text` in pieces of about `chars` characters whose ids, joined, are those of the whole;

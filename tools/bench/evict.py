@@ -21,8 +21,8 @@ from tools.bench.orders.replay import trace_namespace
 from tools.errors import CommandError
 from tools.flags import output_file, positive
 from tools.sim.call import Trace, TraceError
+from tools.sim.prompt import CLUSTER_KEY, TENANT_SALT, prompt_ids
 from tools.sim.simulate import load_trace
-from tools.sim.world import CLUSTER_KEY, TENANT_SALT, prompt_ids
 
 DEFAULT_TRACE = "agents:rates=2"
 SHARES = (0.05, 0.1, 0.2, 0.4)

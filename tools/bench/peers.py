@@ -18,7 +18,12 @@ from pathlib import Path
 
 import msgspec
 
+from configs.schema import ReplicaConfig
+from tools.bench.live.dynamo.model import write_model
+
 HOST = "127.0.0.1"
+BLOCK_TOKENS = ReplicaConfig(id="").block_tokens
+DYNAMO = Path(__file__).parent / "live" / "dynamo" / "serve.py"
 
 
 def free_port() -> int:
@@ -31,12 +36,14 @@ def free_port() -> int:
 @dataclass(frozen=True, slots=True)
 class Before:
     """What a peer is to stand before: servers of one model; `folder` takes its files. `model_path`
-    is for those that load the model themselves."""
+    is for those that load the model, or its tokenizer, themselves. `kv_events`: where each server
+    publishes its cache's changes as vLLM does, if it does."""
 
     urls: tuple[str, ...]
     model: str
     model_path: Path
     folder: Path
+    kv_events: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +59,14 @@ class Peer:
 
     def command(self, folder: Path | None) -> list[str] | None:
         """What starts it, flags apart; None where it is not installed."""
-        if (folder and (folder / self.module.split(".")[0]).exists()) or _importable(self.module):
+        if (folder and self.lies_in(folder)) or _importable(self.module):
             return [sys.executable, "-c", self.call]
         script = shutil.which(self.script)
         return [script] if script else None
+
+    def lies_in(self, folder: Path) -> bool:
+        """Whether it was installed there."""
+        return (folder / self.module.split(".")[0]).exists()
 
     def version(self, folder: Path | None) -> str:
         """Its package's, "unknown" where it came from PATH."""
@@ -113,6 +124,14 @@ def _litellm(port: int, before: Before) -> list[str]:
     return ["--host", HOST, "--port", str(port), "--config", str(file), "--telemetry", "False"]
 
 
+def _dynamo(port: int, before: Before) -> list[str]:
+    """Its frontend with the KV router, and a worker before each server."""
+    model = write_model(before.model_path, before.folder / "dynamo-model")
+    flags = ["--port", str(port), "--model", before.model, "--model-folder", str(model)]
+    flags += ["--folder", str(before.folder), "--block-tokens", str(BLOCK_TOKENS)]
+    return [*flags, "--worker-urls", *before.urls, "--kv-events", *before.kv_events]
+
+
 def _vllm(port: int, before: Before) -> list[str]:
     """An engine, not a gateway: it computes by itself, with prefix caching."""
     name = ["--served-model-name", before.model]
@@ -141,6 +160,13 @@ PEERS = {
         "litellm.proxy",
         "import sys; from litellm import run_server; sys.exit(run_server())",
         _litellm,
+    ),
+    "dynamo": Peer(
+        "ai-dynamo",
+        "",
+        "dynamo.frontend",
+        f"import runpy; runpy.run_path({str(DYNAMO)!r}, run_name='__main__')",
+        _dynamo,
     ),
     "vllm": Peer(
         "vllm",

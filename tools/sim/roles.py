@@ -19,9 +19,10 @@ from rich.table import Table
 from tools.show import print_table
 from tools.sim.call import Trace
 from tools.sim.ratio import Ratio, best, ratios, work_of
+from tools.sim.run import Run
 from tools.sim.settings import Settings
 from tools.sim.tiers import TierSpec
-from tools.sim.world import Run, World
+from tools.sim.world import World
 
 COLOCATED, ALWAYS, OURS = "colocated", "always split", "by cost"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tools.sim.record import Record
-from tools.sim.world import Run
+from tools.sim.run import Run
 
 SLO_TTFT_S = 2.0
 """A request that begins to answer within this counts as good."""

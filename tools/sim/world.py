@@ -17,11 +17,10 @@ from msgspec import structs
 
 from configs.schema import RouterConfig
 from events.decision import RouteDecision
-from events.load import DigestShape, KVLayout, ReplicaHello
+from events.load import ReplicaHello
 from events.request import SamplingParams
-from kvstore.identity import HASH_VERSION, Namespace, block_key, chain
+from kvstore.identity import Namespace, block_key, chain
 from replica.engine.messages import ChildOutput, EngineRequest
-from replica.sched.ledger import Limits
 from replica.sched.plan import ChildId
 from replica.sched.scheduler import Scheduler
 from router.choice.choose import RouterBrain
@@ -33,18 +32,16 @@ from tools.sim.clairvoyant import most_able
 from tools.sim.clock import Agenda
 from tools.sim.faults import Fault
 from tools.sim.hand_off import Job, SimSplitter
+from tools.sim.hello import blocks_of, make_hello, make_limits
+from tools.sim.prompt import CLUSTER_KEY, TENANT_SALT, prompt_ids
 from tools.sim.record import Record
 from tools.sim.replica import SimReplica
+from tools.sim.run import Run, run_of
 from tools.sim.settings import CLAIRVOYANT, Settings
 from tools.sim.tiers import SimTiers, Store
 from tools.sim.wire import Wire
 
-CLUSTER_KEY = bytes(32)
 RETRY_S = 0.5
-CONTEXT_TOKENS = 1 << 23
-BITS_PER_BLOCK = 16
-TENANT_SALT = b"simulated-tenant"
-MAX_WAITING_TOKENS = 1 << 40
 
 
 @dataclass(slots=True)
@@ -57,23 +54,6 @@ class _Open:
     decision: RouteDecision | None = None
     first_s: float = 0.0
     hand_off: HandOff | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What came out: one record for each call, and what the replicas counted."""
-
-    settings: Settings
-    trace: str
-    rate_per_s: float
-    records: tuple[Record, ...]
-    busy_s: dict[str, float]
-    itl_p99_ms: float
-    preemptions: int
-    repairs: int
-    span_s: float
-    fetched_bytes: int = 0
-    written_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -94,11 +74,11 @@ class World:
         self._settings = settings
         self._agenda = Agenda()
         self._rng = random.Random(settings.seed)
-        self._hello = _hello(trace.block_tokens, settings)
+        self._hello = make_hello(trace.block_tokens, settings)
         self._namespace = Namespace.of_hello(self._hello)
         self._pool = pool_name(self._hello)
         self._shared = {
-            tier: Store(_blocks(tier.tokens, trace.block_tokens)) for tier in settings.tiers
+            tier: Store(blocks_of(tier.tokens, trace.block_tokens)) for tier in settings.tiers
         }
         self._seats: dict[str, _Seat] = {}
         self._past: list[SimReplica] = []
@@ -117,7 +97,10 @@ class World:
         self._schedule(pace, self._arrive)
         while self._left and self._agenda.step():
             pass
-        return self._report(len(self._trace.calls) / max(1e-9, self._trace.span_s * pace))
+        replicas = [*self._past, *self.replicas()]
+        repairs = sum(seat.wire.repairs for seat in self._seats.values())
+        ended_s = self._agenda.now_s
+        return run_of(self._trace, self._settings, self._records, replicas, ended_s, pace, repairs)
 
     def ttft_within_s(self, share: float, limit_s: float) -> float | None:
         """The TTFT that `share` of the requests stay within, decoding left out; None where that is
@@ -281,7 +264,7 @@ class World:
             self._boot,
             settings.device,
             Scheduler(
-                _limits(self._hello, settings),
+                make_limits(self._hello, settings),
                 partial(block_key, CLUSTER_KEY),
                 tiers=tiers,
                 eviction=settings.eviction,
@@ -310,7 +293,7 @@ class World:
         if not settings.tiers:
             return None
         stores = [
-            (tier, self._shared[tier] if tier.shared else Store(_blocks(tier.tokens, size)))
+            (tier, self._shared[tier] if tier.shared else Store(blocks_of(tier.tokens, size)))
             for tier in settings.tiers
         ]
         return SimTiers(stores, size * settings.device.kv_bytes_per_token, size, self._agenda)
@@ -365,37 +348,6 @@ class World:
         )
         return work_s / (settings.load * len(settings.names) * max(1e-9, trace.span_s))
 
-    def _report(self, rate_per_s: float) -> Run:
-        replicas = [*self._past, *self.replicas()]
-        busy_s = dict.fromkeys((replica.name for replica in replicas), 0.0)
-        for replica in replicas:
-            busy_s[replica.name] += replica.busy_s
-        for replica in replicas[1:]:
-            replicas[0].gaps.update(replica.gaps)
-        tiers = [replica.tiers for replica in replicas if replica.tiers is not None]
-        block_bytes = self._trace.block_tokens * self._settings.device.kv_bytes_per_token
-        return Run(
-            settings=self._settings,
-            trace=self._trace.name,
-            rate_per_s=rate_per_s,
-            records=tuple(self._records),
-            busy_s=busy_s,
-            itl_p99_ms=replicas[0].gaps.quantile_ms(0.99),
-            preemptions=sum(replica.scheduler.lifecycle.preemptions for replica in replicas),
-            repairs=sum(seat.wire.repairs for seat in self._seats.values()),
-            span_s=self._agenda.now_s - self._records[0].arrival_s,
-            fetched_bytes=block_bytes * sum(each.fetched_blocks for each in tiers),
-            written_bytes=block_bytes * sum(each.written_blocks for each in tiers),
-        )
-
-
-def prompt_ids(call: Call, block_tokens: int) -> np.ndarray:
-    """uint32 (prompt_tokens,): every token of a block is the block's id, so that equal ids are
-    equal tokens; what has no id is nobody else's."""
-    tokens = np.repeat(call.blocks.astype(np.uint32), block_tokens)[: call.prompt_tokens]
-    missing = call.prompt_tokens - len(tokens)
-    return np.concatenate((tokens, np.full(missing, 2**31, np.uint32))) if missing else tokens
-
 
 def _routed(request: EngineRequest, router_boot: str, dispatch_seq: int) -> EngineRequest:
     """The request as this router's dispatch."""
@@ -411,48 +363,4 @@ def _outcome(record: Record, e2e_ms: float) -> Outcome:
         record.output_tokens,
         1e3 * record.ttft_s,
         e2e_ms,
-    )
-
-
-def _blocks(tokens: int, block_tokens: int) -> int:
-    return max(2, tokens // block_tokens)
-
-
-def _hello(block_tokens: int, settings: Settings) -> ReplicaHello:
-    blocks = _blocks(settings.kv_tokens, block_tokens)
-    most = max(blocks, *(_blocks(tier.tokens, block_tokens) for tier in settings.tiers), 0)
-    bits = 1 << max(10, (BITS_PER_BLOCK * most - 1).bit_length())
-    layout = KVLayout(
-        dtype="bfloat16", layers=1, kv_heads=1, head_dim=1, block_tokens=block_tokens, rope="sim"
-    )
-    return ReplicaHello(
-        model="sim",
-        weights="0" * 16,
-        tokenizer="0" * 16,
-        template="0" * 16,
-        layout=layout,
-        hash_version=HASH_VERSION,
-        key_id="sim",
-        digest=DigestShape(bits=bits, k=8, columns=1 + len(settings.tiers)),
-        tiers=tuple(tier.store for tier in settings.tiers),
-        link_url="ws://127.0.0.1:1/link",
-        context_tokens=CONTEXT_TOKENS,
-        total_blocks=blocks,
-        max_running=settings.device.max_running,
-        device="cpu" if settings.device.name.startswith("cpu") else "cuda",
-        version="sim",
-        max_step_tokens=settings.device.max_step_tokens,
-    )
-
-
-def _limits(hello: ReplicaHello, settings: Settings) -> Limits:
-    device = settings.device
-    return Limits(
-        total_blocks=hello.total_blocks,
-        block_tokens=hello.layout.block_tokens,
-        context_tokens=CONTEXT_TOKENS,
-        max_running=device.max_running,
-        max_step_tokens=device.max_step_tokens,
-        max_waiting_tokens=MAX_WAITING_TOKENS,
-        itl_target_ms=settings.itl_target_ms,
     )

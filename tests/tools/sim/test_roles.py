@@ -14,9 +14,10 @@ from tools.cli import main
 from tools.sim.faults import Fault
 from tools.sim.generate import generate
 from tools.sim.profiles import DEVICES
+from tools.sim.run import Run
 from tools.sim.settings import Settings
 from tools.sim.tiers import TierSpec
-from tools.sim.world import Run, World
+from tools.sim.world import World
 
 STORE = (TierSpec(1 << 20, 12.5, 0.5, True),)
 MIX = generate("mixed:rates=6,stage_s=8,long=4000,output=60")

@@ -14,11 +14,12 @@ from tools.sim.call import Call, Trace
 from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES
 from tools.sim.replica import SimReplica
+from tools.sim.run import Run
 from tools.sim.settings import CLAIRVOYANT, Settings
 from tools.sim.summary import summary
 from tools.sim.tiers import TierSpec
 from tools.sim.wire import BusFaults
-from tools.sim.world import Run, World
+from tools.sim.world import World
 
 BLOCK = 64
 DEVICE = dataclasses.replace(DEVICES["a10g-7b"], max_running=8)

@@ -71,7 +71,14 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="start that one too, where it is installed; may be repeated",
     )
-    add("--peers", type=Path, metavar="FOLDER", help="where the peers are installed, if not here")
+    add(
+        "--peers",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="where peers are installed, if not here; may be repeated",
+    )
     _add_load(parser.add_argument_group("the load"))
     _add_replicas(parser.add_argument_group("what is started"))
     add("--slo-ttft-ms", type=factor, default=2_000.0, metavar="MS", help="default: %(default)s")
@@ -149,7 +156,7 @@ class LiveBench:
         wanted = Wanted(
             ours=bool(flags.peer) or not flags.target,
             peers=tuple(flags.peer),
-            peers_folder=flags.peers,
+            homes=tuple(flags.peers),
             replicas=flags.replicas,
             replica_settings={"kv_blocks": flags.kv_blocks, "threads": flags.threads},
             model=self._model,

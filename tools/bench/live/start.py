@@ -7,15 +7,16 @@ finds again. So peers pay for one hop more, and nobody's replicas hold what anot
 from __future__ import annotations
 
 import asyncio
+import json
 import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools.bench.child import Child, until
 from tools.bench.live.target import Target
-from tools.bench.peers import HOST, PEERS, Before, environ, free_port, missing
+from tools.bench.peers import HOST, PEERS, Before, environ, free_port
 from tools.errors import CommandError
 from tools.up.cluster import LocalCluster, Say, UpOptions
 
@@ -24,25 +25,33 @@ START_S = 180.0
 ENGINES = frozenset({"vllm"})
 """These compute by themselves: nothing stands behind them."""
 
+LISTENERS = frozenset({"dynamo"})
+"""These want to be told what each replica's cache holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to start; `folder` takes states and logs, `peers_folder` has installed peers."""
+    """What to start; `folder` takes states and logs, `homes` are folders of installed peers."""
 
     ours: bool
     peers: tuple[str, ...]
-    peers_folder: Path | None
+    homes: tuple[Path, ...]
     replicas: int
-    replica_settings: Mapping[str, object]
+    replica_settings: dict[str, object]
     model: Path
     model_name: str
     folder: Path
+
+    def home(self, peer: str) -> Path | None:
+        """The folder that has it; None where it may be installed without one."""
+        return next((folder for folder in self.homes if PEERS[peer].lies_in(folder)), None)
 
 
 @asynccontextmanager
 async def started(wanted: Wanted, say: Say) -> AsyncIterator[list[Target]]:
     """Ours first, the peers as they were named. Raises CommandError."""
-    if absent := missing(wanted.peers, wanted.peers_folder):
+    absent = [name for name in wanted.peers if not PEERS[name].command(wanted.home(name))]
+    if absent:
         package = PEERS[absent[0]].package
         raise CommandError(
             f"{absent[0]} is not installed here: pip install {package}, or with --target FOLDER "
@@ -53,31 +62,43 @@ async def started(wanted: Wanted, say: Say) -> AsyncIterator[list[Target]]:
         if wanted.ours:
             targets.append(await _ours(stack, wanted, say))
         gateways = [name for name in wanted.peers if name not in ENGINES]
-        urls = await _singles(stack, wanted, say) if gateways else ()
+        before = await _singles(stack, wanted, say) if gateways else _before(wanted)
         for name in wanted.peers:
-            targets.append(await _peer(stack, name, wanted, urls, say))
+            targets.append(await _peer(stack, name, wanted, before, say))
         yield targets
 
 
 async def _ours(stack: AsyncExitStack, wanted: Wanted, say: Say) -> Target:
-    cluster = _cluster(wanted, OURS, wanted.replicas, say)
+    cluster = LocalCluster(_options(wanted, OURS, wanted.replicas), _named(OURS, say))
     await stack.enter_async_context(cluster)
     about = f"this gateway over {wanted.replicas} replicas"
     model, key = wanted.model_name, cluster.state.keys.api_key
     return Target(OURS, cluster.urls[0], key, model, wanted.replicas, about)
 
 
-async def _singles(stack: AsyncExitStack, wanted: Wanted, say: Say) -> tuple[str, ...]:
-    urls = []
+def _before(wanted: Wanted, urls: Sequence[str] = (), kv_events: Sequence[str] = ()) -> Before:
+    names = wanted.model_name, wanted.model, wanted.folder
+    return Before(tuple(urls), *names, tuple(kv_events))
+
+
+async def _singles(stack: AsyncExitStack, wanted: Wanted, say: Say) -> Before:
+    """Single-replica gateways. Their caches' changes are told only where somebody listens."""
+    urls, events = [], []
     for number in range(wanted.replicas):
-        cluster = _cluster(wanted, f"single-{number}", 1, say)
+        name = f"single-{number}"
+        options = _options(wanted, name, 1)
+        if LISTENERS.intersection(wanted.peers):
+            events.append(f"ipc://{wanted.folder}/{name}.events")
+            told = wanted.replica_settings | {"kv_events": events[-1]}
+            options = replace(options, replica_settings=told)
+        cluster = LocalCluster(options, _named(name, say))
         await stack.enter_async_context(cluster)
         urls.append(cluster.urls[0])
-    return tuple(urls)
+    return _before(wanted, urls, events)
 
 
-def _cluster(wanted: Wanted, name: str, replicas: int, say: Say) -> LocalCluster:
-    options = UpOptions(
+def _options(wanted: Wanted, name: str, replicas: int) -> UpOptions:
+    return UpOptions(
         state=wanted.folder / name,
         model=wanted.model,
         model_name=wanted.model_name,
@@ -86,18 +107,20 @@ def _cluster(wanted: Wanted, name: str, replicas: int, say: Say) -> LocalCluster
         replicas=replicas,
         replica_settings=wanted.replica_settings,
     )
-    return LocalCluster(options, lambda line: say(f"{name}: {line}"))
+
+
+def _named(name: str, say: Say) -> Say:
+    return lambda line: say(f"{name}: {line}")
 
 
 async def _peer(
-    stack: AsyncExitStack, name: str, wanted: Wanted, urls: Sequence[str], say: Say
+    stack: AsyncExitStack, name: str, wanted: Wanted, before: Before, say: Say
 ) -> Target:
-    peer, port = PEERS[name], free_port()
-    before = Before(tuple(urls), wanted.model_name, wanted.model, wanted.folder)
+    peer, port, home = PEERS[name], free_port(), wanted.home(name)
     flags = peer.flags(port, before)
-    command = [*(peer.command(wanted.peers_folder) or []), *flags]
     log = wanted.folder / f"{name}.log"
-    child = stack.enter_context(Child(command, None, log, environ(wanted.peers_folder)))
+    command = [*(peer.command(home) or []), *flags]
+    child = stack.enter_context(Child(command, None, log, environ(home)))
     say(f"{name}: starting")
     try:
         await asyncio.to_thread(
@@ -107,7 +130,7 @@ async def _peer(
         raise CommandError(f"{error}: {_end(child)}") from None
     if not child.running:
         raise CommandError(f"{name} ended: {_end(child)}")
-    about = f"{name} {peer.version(wanted.peers_folder)}: {' '.join(flags)}"
+    about = f"{name} {peer.version(home)}: {' '.join(flags)}"
     return Target(name, f"http://{HOST}:{port}", "", wanted.model_name, wanted.replicas, about)
 
 
@@ -119,6 +142,6 @@ def _answers(port: int) -> bool:
     """A gateway that names its models has found its servers."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{port}/v1/models", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
+            return bool(json.load(answer)["data"])
+    except (OSError, ValueError, LookupError):
         return False

@@ -21,8 +21,8 @@ from tools.bench.orders.traffic import KINDS, TENANTS, Arrival, traffic
 from tools.sim.call import Trace
 from tools.sim.clock import Agenda
 from tools.sim.profiles import Device
+from tools.sim.prompt import CLUSTER_KEY
 from tools.sim.replica import SimReplica
-from tools.sim.world import CLUSTER_KEY
 
 CONTEXT_TOKENS = 1 << 23
 MAX_WAITING_TOKENS = 1 << 40

@@ -18,7 +18,7 @@ from replica.sched.plan import ChildId
 from tools.sim.call import Trace
 from tools.sim.clock import START_S
 from tools.sim.profiles import Device
-from tools.sim.world import CLUSTER_KEY, TENANT_SALT, prompt_ids
+from tools.sim.prompt import CLUSTER_KEY, TENANT_SALT, prompt_ids
 
 TENANTS = {"large": 0.5, "a": 0.2, "b": 0.2, "c": 0.1}
 """Shares of the requests."""
