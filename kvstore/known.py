@@ -17,7 +17,8 @@ from events.cache import CacheFact, CacheOp
 class Known:
     """At most `max_keys` keys, the ones confirmed longest ago leaving first, and all that were
     confirmed longer than `max_age_s` ago. Threads share it. From the first call of `changed` or
-    `lost` on, what is confirmed or denied makes no difference, and nothing grows old.
+    `lost` on, what is confirmed or denied makes no difference but to what `forget` calls ours, and
+    nothing grows old.
 
     `drain` tells net changes: replaying them gives the set, however long nobody asked.
     """
@@ -32,6 +33,7 @@ class Known:
         self._max_age_s = max_age_s
         self._clock = clock
         self._keys: OrderedDict[bytes, float] = OrderedDict()
+        self._ours: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[bytes, CacheOp] = {}
         self._told = False
         self._lock = Lock()
@@ -42,7 +44,9 @@ class Known:
     def confirm(self, keys: Iterable[bytes]) -> None:
         """They are there."""
         with self._lock:
-            if not self._told:
+            if self._told:
+                self._use(keys)
+            else:
                 self._add(keys)
 
     def deny(self, key: bytes) -> None:
@@ -57,22 +61,27 @@ class Known:
             self._told = True
             for key in removed:
                 self._remove(key)
+                self._ours.pop(key, None)
             self._add(stored)
 
     def lost(self) -> None:
         """The tier, which tells, can't be heard: what it has is not known."""
         with self._lock:
             self._told = True
+            self._ours.clear()
             for key in list(self._keys):
                 self._remove(key)
 
     def forget(self) -> list[bytes]:
-        """What is known to be there, of which nothing will be."""
+        """What of it is ours to delete, of which nothing will be there: all that is known, but of
+        what others share and tell of, only what was confirmed here."""
         with self._lock:
+            if self._told:
+                ours, self._ours = self._ours, OrderedDict()
+                return list(ours)
             keys = list(self._keys)
-            if not self._told:
-                for key in keys:
-                    self._remove(key)
+            for key in keys:
+                self._remove(key)
             return keys
 
     def drain(self) -> list[CacheFact]:
@@ -100,6 +109,13 @@ class Known:
         while len(self._keys) > self._max_keys:
             key, _ = self._keys.popitem(last=False)
             self._note(key, CacheOp.REMOVED)
+
+    def _use(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._ours[key] = None
+            self._ours.move_to_end(key)
+        while len(self._ours) > self._max_keys:
+            self._ours.popitem(last=False)
 
     def _remove(self, key: bytes) -> None:
         if key in self._keys:

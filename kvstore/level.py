@@ -220,7 +220,8 @@ class Level:
         self.tier.delete([key])
 
     def clear(self) -> None:
-        """Delete every block that is known to be there."""
+        """Delete what is known to be there; of a memory that others share, what was written or
+        found from here."""
         keys = self.known.forget()
         for start in range(0, len(keys), DELETED_AT_ONCE):
             self.tier.delete(keys[start : start + DELETED_AT_ONCE])

@@ -64,6 +64,17 @@ class Outbox(Generic[T]):
             self._lose_all()
             self._changed.notify_all()
 
+    def forget(self, unwanted: Callable[[T], bool]) -> None:
+        """Forget those of the items that wait."""
+        with self._changed:
+            waiting, self._items = self._items, deque()
+            for item in waiting:
+                if unwanted(item):
+                    self._lose(item)
+                else:
+                    self._items.append(item)
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Forget what waits; idempotent."""
         with self._changed:

@@ -54,6 +54,11 @@ class AdminClient:
         """A tenant with one API key, until it is deleted."""
         await self._call("PUT", f"/router/tenants/{name}", {"key": key, "scope": "private"})
 
+    async def tenant_scopes(self) -> dict[str, str]:
+        """Whose blocks each tenant's are, by its name: "private", or "group:<name>"."""
+        listed = (await self._call("GET", "/router/tenants"))["tenants"]
+        return {of["name"]: of["scope"] for of in listed}
+
     async def delete_tenant(self, name: str) -> None:
         """Nobody asks as this tenant any more."""
         await self._call("DELETE", f"/router/tenants/{name}")

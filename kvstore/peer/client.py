@@ -9,14 +9,16 @@ from __future__ import annotations
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
 from kvstore.block import MAX_HEADER_BYTES
-from kvstore.connector import ConnectorTier, Limits, Settle
+from kvstore.connector import CONNECT_S, ConnectorTier, Limits, Settle
 from kvstore.errors import StoreError
+from kvstore.handle import Job
 from kvstore.peer.frames import (
     BLOCK_HEAD,
     MAC_BYTES,
@@ -38,7 +40,18 @@ from kvstore.peer.frames import (
     same,
 )
 from kvstore.stream import Stream, WireBrokenError, left_s
-from kvstore.tier import MISS, WRONG_SIZE, Caps, Outcome, Read, Write, failed, hit
+from kvstore.tier import (
+    MISS,
+    WRONG_SIZE,
+    Caps,
+    Handle,
+    Health,
+    Outcome,
+    Read,
+    Write,
+    failed,
+    hit,
+)
 
 WINDOW_BYTES = 16 * 1024 * 1024
 READ_ONLY = failed("read_only")
@@ -105,11 +118,19 @@ class PeerTier(ConnectorTier):
         """`names`: the store's, as soon as there has been a session."""
         super().__init__(caps, connect, limits)
         self._names = names
+        self._meeting: Handle | None = None
 
     @property
     def store(self) -> str:
-        """What routers call the peer's store; empty until somebody has asked there."""
+        """What routers call the peer's store; empty until it was reached."""
         return next(iter(self._names), "")
+
+    def meet(self) -> None:
+        """Reach it if nobody has yet, without waiting: its store has a name then. To be called
+        again and again; a peer that is away is tried as seldom as by anybody else."""
+        under_way = isinstance(self._meeting, Job) and not self._meeting.ended
+        if not self.store and not under_way and self.health() is not Health.OPEN:
+            self._meeting = self.get([], time.monotonic() + CONNECT_S)
 
 
 class PeerSession:

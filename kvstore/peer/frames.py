@@ -4,15 +4,15 @@ Every frame begins with
 
     kind u8 | 0 u8 | 0 u16 | request u32 | body bytes u32
 
-and a connection starts with HELLO (magic, client's nonce), HELLO_REPLY (server's nonce, MAC) and
-PROOF (MAC): each end shows that it holds the cluster's secret, over both nonces, before it says
-anything else. The bytes behind that are encrypted where the connection is TLS, which both ends are
-told to want; forged blocks fail their own checks.
+and a connection starts with HELLO (magic, which ends in the version; client's nonce), HELLO_REPLY
+(server's nonce, MAC) and PROOF (MAC): each end shows that it holds the cluster's secret, over both
+nonces, before it says anything else. The bytes behind that are encrypted where the connection is
+TLS, which both ends are told to want; forged blocks fail their own checks.
 
 One request at a time: PULL (run of keys, deadline, window) is answered by a BLOCK for each key in
-order, up to the first one that is not there, and one END; ASK by a COUNT; NAME by a NAMED (what
-routers call the store, empty for none). During a PULL, CREDIT
-allows the server so many bytes more and CANCEL makes it end at the next block.
+order, up to the first one that is not there, and one END; ASK by a COUNT; NAME, since version 2, by
+a NAMED (what routers call the store, empty for none). During a PULL, CREDIT allows the server so
+many bytes more and CANCEL makes it end at the next block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from kvstore.block import MAX_HEADER_BYTES
 from kvstore.chainhash import KEY_BYTES
 from kvstore.stream import Stream, WireBrokenError
 
-MAGIC = b"wrpeer1\0"
+MAGIC = b"wrpeer2\0"
+SERVED = (b"wrpeer1\0", MAGIC)
+"""What a server takes: this version and the one before."""
 NONCE_BYTES = 16
 MAC_BYTES = 16
 MIN_SECRET_BYTES = 16

@@ -25,6 +25,7 @@ from kvstore.peer.frames import (
     MIN_SECRET_BYTES,
     NONCE_BYTES,
     NUMBER,
+    SERVED,
     Ended,
     Kind,
     Pull,
@@ -193,7 +194,7 @@ class PeerServer(Generic[B]):
         if self._tls is not None:
             stream.shake_hands(deadline)
         hello = read_body(stream, read_head(stream, deadline), Kind.HELLO, deadline)
-        if hello[: len(MAGIC)] != MAGIC:
+        if hello[: len(MAGIC)] not in SERVED:
             raise WireBrokenError("another protocol")
         client, server = hello[len(MAGIC) :], secrets.token_bytes(NONCE_BYTES)
         own = proof(self._secret, b"server", client, server)

@@ -75,9 +75,10 @@ class Tiers(Protocol):
         """
 
     def drop(self, child: ChildId) -> None:
-        """The child has ended: its load may stop early. Idempotent; unknown children are ignored.
+        """The child has ended: its load, or its write, may stop early. Idempotent; unknown children
+        are ignored.
 
-        A load that `land` took on still has its terminal event."""
+        A load that `land` took on still has its terminal event, and so has a write."""
 
     def stored(self, block: StoredBlock) -> None:
         """A block was computed here and committed."""

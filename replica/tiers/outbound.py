@@ -94,6 +94,7 @@ class Outbound:
         self._near: Outbox[Near] = Outbox(MAX_NEAR, self._lost)
         self._far: Outbox[StoredBlock | WriteOut] = Outbox(MAX_FAR, self._lost)
         self._remembered: OrderedDict[bytes, StoredBlock] = OrderedDict()
+        self._awaiting: set[ChildId] = set()
         self._threads = [
             Thread(target=self._run_near, name="kv-write-near", daemon=True),
             Thread(target=self._run_far, name="kv-write-far", daemon=True),
@@ -126,7 +127,16 @@ class Outbound:
     def write_out(self, child: ChildId, level: Level, blocks: tuple[StoredBlock, ...]) -> None:
         """Have all of them in one of the levels; what was said before is written before."""
         deadline = time.monotonic() + self._settings.write_s
+        self._awaiting.add(child)
         self._near.put([WriteOut(child, level, blocks, deadline)])
+
+    def drop(self, child: ChildId) -> None:
+        """Nobody waits for its blocks any more: what waits ends at once, what is being written with
+        its batch. Unknown children are ignored."""
+        if child in self._awaiting:
+            self._awaiting.discard(child)
+            for box in (self._near, self._far):
+                box.forget(lambda item: isinstance(item, WriteOut) and item.child == child)
 
     def drain(self, timeout_s: float) -> bool:
         """Whether everything was written, or given up, within the time."""
@@ -149,11 +159,12 @@ class Outbound:
             self._guard(self._near_level, blocks)
             waited_for = [item for item in items if isinstance(item, WriteOut)]
             for item in waited_for:
-                if item.level is self._near_level:
+                if item.level is self._near_level or item.child not in self._awaiting:
                     self._serve(item)
+                elif self._far_level is not None:
+                    self._far.put([item])
             if self._far_level is not None:
                 self._far.put(self._twice_used(items))
-                self._far.put(item for item in waited_for if item.level is self._far_level)
 
     def _run_far(self) -> None:
         while items := self._far.take(BATCH_BLOCKS):
@@ -164,26 +175,35 @@ class Outbound:
 
     def _serve(self, item: WriteOut) -> None:
         """Write what is missing, and tell what is there."""
-        level, there = item.level, 0
-        keys = [block.key for block in item.blocks]
+        there = 0
         try:
-            there = level.holds(keys, 0, item.deadline)
-            missing = item.blocks[there:]
-            for start in range(0, len(missing), BATCH_BLOCKS):
-                if not level.usable or time.monotonic() >= item.deadline:
-                    break
-                self._write(level, missing[start : start + BATCH_BLOCKS], item.deadline)
-            if missing:
-                there = level.holds(keys, 0, item.deadline)
+            if item.child in self._awaiting:
+                there = self._brought(item)
         except Exception as error:
             log.error("writing a prompt out failed: %s", type(error).__name__)
             self.skipped["fault"] += 1
-        self.written(item.child, there)
+        self._end(item.child, there)
+
+    def _brought(self, item: WriteOut) -> int:
+        """How many of its leading blocks are there now."""
+        level, keys = item.level, [block.key for block in item.blocks]
+        there = level.holds(keys, 0, item.deadline)
+        missing = item.blocks[there:]
+        for start in range(0, len(missing), BATCH_BLOCKS):
+            late = time.monotonic() >= item.deadline
+            if late or not level.usable or item.child not in self._awaiting:
+                break
+            self._write(level, missing[start : start + BATCH_BLOCKS], item.deadline)
+        return level.holds(keys, 0, item.deadline) if missing else there
+
+    def _end(self, child: ChildId, there: int) -> None:
+        self._awaiting.discard(child)
+        self.written(child, there)
 
     def _lost(self, item: Near) -> None:
-        """It found no room, or nobody writes any more."""
+        """It found no room, or nobody writes or wants it any more."""
         if isinstance(item, WriteOut):
-            self.written(item.child, 0)
+            self._end(item.child, 0)
 
     def _twice_used(self, items: Sequence[Near]) -> list[StoredBlock]:
         """What the remote tier shall have from now on."""

@@ -78,7 +78,10 @@ class ReplicaTiers:
         )
 
     def peer_names(self) -> tuple[str, ...]:
-        """What routers call the stores of the peers, empty while that is not known."""
+        """What routers call the stores of the peers, empty while that is not known; such are looked
+        for."""
+        for tier in self._reached:
+            tier.meet()
         return tuple(tier.store for tier in self._reached)
 
     def look(self, wanted: Wanted) -> None:
@@ -97,6 +100,7 @@ class ReplicaTiers:
     def drop(self, child: ChildId) -> None:
         """See Tiers.drop."""
         self.loader.drop(child)
+        self.outbound.drop(child)
 
     def stored(self, block: StoredBlock) -> None:
         """See Tiers.stored."""
@@ -117,7 +121,7 @@ class ReplicaTiers:
             self.outbound.write_out(child, level, blocks)
 
     def clear(self) -> None:
-        """Delete what each shown level is known to hold, and forget what waits to be written."""
+        """Delete what is ours in each shown level, and forget what waits to be written."""
         self.outbound.forget()
         for level in self._shown:
             level.clear()

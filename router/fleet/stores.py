@@ -69,6 +69,11 @@ def store_of(member: Member, tier: int) -> str:
     return tiers[tier] if tier < len(tiers) else ""
 
 
+def reads(member: Member, store: str) -> bool:
+    """Whether it can read from a store: one of its tiers, or another host's."""
+    return store in member.hello.tiers or store in member.hello.peers[:MAX_PEERS]
+
+
 def store_named(member: Member, number: int) -> str:
     """What a number of `Stores` means, for people."""
     peer = number - TIERS

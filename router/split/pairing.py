@@ -1,9 +1,9 @@
 """Who computes a prompt and who answers it: a pair where that costs less than one place for both.
 
 Both ways are priced by the choice's own terms, in ms: the prompt at the one that computes (its
-queue included), the blocks on their way through a store that both reach, and what is left to do at
-the one that answers, against the best replica that would do everything. No await, no state but what
-was learnt of how long blocks take to be written.
+queue included), the blocks on their way through a store that both reach (that of another host too),
+and what is left to do at the one that answers, against the best replica that would do everything.
+No await, no state but what was learnt of how long blocks take to be written.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from router.choice.choose import RouterBrain
 from router.choice.cost import TERMS
 from router.choice.route import HandOff, RouteQuery
 from router.fleet.member import Member
+from router.fleet.stores import reads
 from router.policies.base import Candidates
 from router.split.quota import DecodeQuota
 
@@ -161,7 +162,7 @@ class Pairing:
     def _readers(self, query: RouteQuery, store: str) -> list[Member]:
         """Who answers, and reaches the store."""
         members = self._brain.fleet.members(query.pool)
-        return [m for m in members if m.hello.role != PREFILL and store in m.hello.tiers]
+        return [m for m in members if m.hello.role != PREFILL and reads(m, store)]
 
     def _pair(
         self,

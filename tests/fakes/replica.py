@@ -199,9 +199,11 @@ class FakeReplica:
         abilities: tuple[str, ...] = (GRAMMAR,),
         role: str = BOTH,
         tiers: tuple[str, ...] = (),
+        peers: tuple[str, ...] = (),
     ) -> None:
         self.role = role
         self.tiers = tiers
+        self.peers = peers
         self.abilities = abilities
         self.max_running = max_running
         self.prefill = prefill
@@ -275,6 +277,7 @@ class FakeReplica:
             abilities=self.abilities,
             role=self.role,
             tiers=self.tiers,
+            peers=self.peers,
         )
 
     def load(self) -> ReplicaLoad:
@@ -287,7 +290,7 @@ class FakeReplica:
             decode=DecodeFit(1.0, 0.1, 0.0, 1.0),
             draining=self.draining,
             engine_steps=1,
-            fetch=tuple(QUICK_FETCH for _ in self.tiers),
+            fetch=tuple(QUICK_FETCH for _ in (*self.tiers, *self.peers)),
         )
 
     def announce(self, listener: FeedListener, every_s: float = 0.05) -> None:

@@ -53,3 +53,16 @@ def test_what_was_not_confirmed_for_as_long_as_blocks_live_is_not_known() -> Non
     assert known.drain() == [CacheFact(CacheOp.REMOVED, b"a")]
     now[0] = 101.0
     assert known.drain() == [CacheFact(CacheOp.REMOVED, b"b")]
+
+
+def test_of_what_others_share_only_what_was_used_here_is_ours_to_delete() -> None:
+    known = Known(2)
+    known.changed([b"a", b"b"], [])
+    known.confirm([b"b", b"c", b"d"])
+    known.changed([], [b"d"])
+    assert known.forget() == [b"c"]
+    assert known.forget() == []
+    assert {key for _, key in known.drain()} == {b"a", b"b"}
+    known.confirm([b"b"])
+    known.lost()
+    assert known.forget() == []

@@ -7,12 +7,14 @@ printed: a block shows its place and its owner's digest, not its tokens.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 
 from configs.schema import ClusterConfig
@@ -25,9 +27,11 @@ from tools.errors import CommandError
 from tools.flags import positive
 from tools.kv.blocks import described, verified
 from tools.kv.show import print_blocks, print_report
+from tools.local import admin_of
 from tools.up.state import cluster_of, default_folder
 
 DEADLINE_S = 30.0
+GATEWAY_S = 5.0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,37 +117,48 @@ def _verify(flags: argparse.Namespace, control: SocketControl) -> int:
 
 
 def _flush(flags: argparse.Namespace, control: SocketControl) -> int:
-    owner = None if flags.tenant is None else _owner(flags)
+    scopes = {} if flags.tenant is None else _scopes(flags)
+    owner = None if flags.tenant is None else _owner(flags, scopes)
     removed = control.purge(owner, _soon())
     if flags.json:
         _print_json({"removed": removed})
     else:
-        print(f"{removed} blocks removed, {_whose(flags)}")
-    if removed or flags.tenant is None or flags.tenant in _scopes(flags):
+        print(f"{removed} blocks removed, {_whose(flags.tenant, scopes)}")
+    if removed or flags.tenant is None or flags.tenant in scopes:
         return 0
     raise CommandError(
-        f"no block of a private tenant '{flags.tenant}', and the cluster file has no such tenant"
+        f"no block of a private tenant '{flags.tenant}', and neither the cluster file nor a running"
+        " gateway has such a tenant"
     )
 
 
-def _whose(flags: argparse.Namespace) -> str:
-    if flags.tenant is None:
+def _whose(tenant: str | None, scopes: Mapping[str, str]) -> str:
+    if tenant is None:
         return "of all tenants and of public prefixes"
-    scope = _scopes(flags).get(flags.tenant, "private")
-    return f"of tenant '{flags.tenant}'" + ("" if scope == "private" else f" and its {scope}")
+    scope = scopes.get(tenant, "private")
+    return f"of tenant '{tenant}'" + ("" if scope == "private" else f" and its {scope}")
 
 
 def _scopes(flags: argparse.Namespace) -> dict[str, str]:
-    """Of the tenants in the cluster file, and of whoever comes without a key."""
+    """Of the tenants in the cluster file, of whoever comes without a key, and of those that the
+    gateway was told of, where one runs: what it says is newer."""
     tenants = _cluster(flags).tenants
-    return {ANONYMOUS: "private"} | {tenant.name: tenant.scope for tenant in tenants}
+    listed = {ANONYMOUS: "private"} | {tenant.name: tenant.scope for tenant in tenants}
+    try:
+        return listed | asyncio.run(_told(flags.state))
+    except CommandError:
+        return listed
 
 
-def _owner(flags: argparse.Namespace) -> bytes:
+async def _told(state: Path | None) -> dict[str, str]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(GATEWAY_S)) as session:
+        return await admin_of(session, state, None).tenant_scopes()
+
+
+def _owner(flags: argparse.Namespace, scopes: Mapping[str, str]) -> bytes:
     """The digest in the headers of a tenant's blocks."""
     secret = parse_secret(_cluster(flags).secret)
-    salt = scope_salt(secret, flags.tenant, _scopes(flags).get(flags.tenant, "private"))
-    return scope_id(secret, salt)
+    return scope_id(secret, scope_salt(secret, flags.tenant, scopes.get(flags.tenant, "private")))
 
 
 def _print_json(value: Any) -> None:

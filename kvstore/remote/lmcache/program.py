@@ -36,20 +36,27 @@ class Program:
 
     def session(self, deadline: float) -> socket.socket:
         """One end of a new pair, whose other end the sidecar has. Raises OSError, TimeoutError
-        while it is still starting."""
-        with self._lock:
-            control = self._running()
-            self._await_ready(control, deadline)
-            ours, theirs = socket.socketpair()
-            try:
-                control.settimeout(left_s(deadline))
-                socket.send_fds(control, [b"s"], [theirs.fileno()])
-            except OSError:
-                ours.close()
-                raise
-            finally:
-                theirs.close()
-            return ours
+        while it is still starting, or others wait for it until then."""
+        if not self._lock.acquire(timeout=left_s(deadline)):
+            raise TimeoutError("the sidecar is starting")
+        try:
+            return self._session(deadline)
+        finally:
+            self._lock.release()
+
+    def _session(self, deadline: float) -> socket.socket:
+        control = self._running()
+        self._await_ready(control, deadline)
+        ours, theirs = socket.socketpair()
+        try:
+            control.settimeout(left_s(deadline))
+            socket.send_fds(control, [b"s"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
 
     def start(self) -> None:
         """Returns at once; it takes seconds until it can work."""

@@ -93,6 +93,54 @@ def test_who_reaches_a_peer_knows_what_routers_call_its_store(shelf: Shelf) -> N
         server.close()
 
 
+def test_a_peer_is_met_before_anybody_asks_it_and_found_when_it_comes_late(shelf: Shelf) -> None:
+    port = free_port()
+    tier = peer_tier(PeerAddress(HOST, port), SECRET)
+    server = PeerServer(shelf, SECRET, port=port, name="there:/run/kvd.sock")
+    try:
+        tier.meet()
+        tier.drain(10.0)
+        assert tier.store == ""
+        server.start()
+
+        def met() -> bool:
+            tier.meet()
+            return tier.store == "there:/run/kvd.sock"
+
+        wait_until(met)
+    finally:
+        tier.close()
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("hello", "taken"),
+    [
+        ("010000000000000018000000" + "777270656572310000" + "11" * 15, True),
+        ("010000000000000018000000" + "777270656572320000" + "11" * 15, True),
+        ("010000000000000018000000" + "777270656572330000" + "11" * 15, False),
+    ],
+)
+def test_the_version_before_is_still_served(
+    server: PeerServer[Held], shelf: Shelf, hello: str, taken: bool
+) -> None:
+    """Recorded greetings; behind the first one's, the questions that were there then."""
+    with socket.create_connection((HOST, server.port)) as connected:
+        stream = Stream(connected)
+        said = bytes.fromhex(hello)
+        stream.send([said], soon())
+        if not taken:
+            with pytest.raises(OSError):
+                frames.read_head(stream, soon())
+            return
+        reply = frames.read_body(stream, frames.read_head(stream, soon()), Kind.HELLO_REPLY, soon())
+        own = frames.proof(SECRET, b"client", said[20:36], reply[:16])
+        asked = frames.encode(Kind.ASK, 1, KEYS[0])
+        stream.send([frames.encode(Kind.PROOF, 0, own), asked], soon())
+        count = frames.read_body(stream, frames.read_head(stream, soon()), Kind.COUNT, soon())
+        assert count == bytes(8)
+
+
 def test_a_stranger_gets_nothing(server: PeerServer[Held]) -> None:
     with pytest.raises(OSError):
         session(server, bytes(32))

@@ -52,6 +52,24 @@ def test_a_block_that_one_replica_wrote_is_a_hit_for_the_other(daemon: Daemon) -
         assert two.sink.end_of(other).cached_tokens == 0
 
 
+def test_a_cleared_cache_leaves_what_the_others_of_the_host_wrote(daemon: Daemon) -> None:
+    kv = of_host(daemon)
+    mine, theirs = tokens_of(2, 26), tokens_of(3, 26)
+    near = [host_tier(kv), host_tier(kv)]
+    with tiered(near[0], kv=kv) as (one, _, _), tiered(near[1], kv=kv) as (two, runner, _):
+        for rig, prompt in ((one, mine), (two, theirs)):
+            rig.run(prompt)
+            rig.settle()
+        one.engine.clear_cache()
+        two.engine.clear_cache(below=False)
+        found = {}
+        for name, prompt in (("mine", mine), ("theirs", theirs)):
+            child = two.submit(prompt)
+            two.assert_right(runner, child)
+            found[name] = two.sink.end_of(child).cached_tokens
+        assert found == {"mine": 0, "theirs": 24}
+
+
 def test_K2_the_host_s_store_dies_and_nobody_notices_but_the_counters(tmp_path: Path) -> None:
     with Daemon(tmp_path / "kvd.sock") as daemon:
         kv = of_host(daemon)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from configs.schema import KvConfig
 from kvstore.tier import Health
 from replica.engine.messages import ChildOutput
@@ -9,6 +11,7 @@ from tests.fakes.memory_tier import MemoryTier
 from tests.fakes.slow_tier import SlowTier
 from tests.replica.sched.rig import sampling, tokens_of
 from tests.replica.tiers.rig import TieredRig, tiered
+from tests.waiting import wait_until
 
 PROMPT = tokens_of(1, 24)
 """Six full blocks."""
@@ -88,4 +91,29 @@ def test_a_forgotten_write_still_has_its_end() -> None:
         rig.tiers.outbound.forget()
         near.put_gate.set()
         assert rig.sink.end_of(child).finish == "length"
+        rig.assert_nothing_left()
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_K1_who_leaves_while_its_blocks_wait_to_be_written_gives_them_back_at_once(
+    far: bool,
+) -> None:
+    """Behind a write that hangs, which keeps its own blocks until it has left them."""
+    near, remote = shared(), SlowTier("far", trusted=False)
+    slow = remote if far else near
+    with tiered(near, remote) as (rig, runner, _):
+        cache, store = rig.engine.scheduler.cache, rig.tiers.names[far]
+        slow.put_gate.clear()
+        first = rig.submit(PROMPT, sampling(1), write_to=store)
+        wait_until(lambda: rig.engine.scheduler.table.writing)
+        others = [rig.submit(tokens_of(9 + n, 24), sampling(1), write_to=store) for n in range(3)]
+        wait_until(lambda: len(rig.engine.scheduler.table.writing) == 4)
+        for child in others:
+            rig.engine.abort(child)
+        assert {rig.sink.end_of(child).finish for child in others} == {"abort"}
+        wait_until(lambda: len(rig.engine.scheduler.table) == 1)
+        assert cache.available == rig.engine.scheduler.limits.total_blocks - 6
+        slow.put_gate.set()
+        assert rig.sink.end_of(first).written_blocks == 6
+        rig.assert_right(runner, rig.submit(PROMPT))
         rig.assert_nothing_left()

@@ -35,8 +35,15 @@ class Split(World):
         for name, role in roles.items():
             self.enter(name, role)
 
-    def enter(self, name: str, role: str, tiers: tuple[str, ...] = SHARED) -> None:
-        self.fleet.on_hello(name, 1, hello(role=role, tiers=tiers, max_running=10))
+    def enter(
+        self,
+        name: str,
+        role: str,
+        tiers: tuple[str, ...] = SHARED,
+        peers: tuple[str, ...] = (),
+    ) -> None:
+        said = hello(role=role, tiers=tiers, peers=peers, max_running=10)
+        self.fleet.on_hello(name, 1, said)
         self.fleet.link_state(name, 1, True)
         self.say(name)
         self.hold(name)
@@ -106,6 +113,24 @@ def test_a_store_must_be_shared() -> None:
     pair = world.plan()
     assert isinstance(pair, Pair)
     assert (pair.prefill, pair.decode, pair.store) == ("p1", "d1", "remote")
+
+
+def test_another_host_s_store_is_read_by_who_names_that_host_a_peer() -> None:
+    world = Split(p0="prefill")
+    world.enter("d0", "decode", ("there:/kvd",))
+    assert world.plan() == NO_STORE
+    world.enter("d1", "decode", ("there:/kvd",), ("", *SHARED))
+    assert world.plan() == COLOCATED  # until its speed is told it is out of reach
+    world.say("d1", fetch=(*FAST, *FAST, *FAST))
+    pair = world.plan()
+    assert isinstance(pair, Pair)
+    assert (pair.prefill, pair.decode, pair.store) == ("p0", "d1", SHARED[0])
+    world.say("d1", fetch=(*FAST, *FAST, FetchFit(latency=1e9, per_block=1e9)))
+    assert world.plan() == COLOCATED
+    world.say("d1", fetch=(*FAST, *FAST, *FAST))
+    brought = HandOff("split", "p0", SHARED[0], 60)
+    decision = world.decide(LONG, hand_off=brought)
+    assert (decision.replica, decision.predicted_cached_tokens) == ("d1", 60 * BLOCK_TOKENS)
 
 
 def test_a_store_that_is_too_slow_is_not_used() -> None:
