@@ -21,6 +21,7 @@ def test_a_scrape_tells_what_went_where_and_why_not() -> None:
         rig.run(PROMPT)
         rig.forget()
         rig.run(PROMPT)
+        rig.settle()
         registry = CollectorRegistry()
         registry.register(TierMetrics(rig.tiers))
         text = generate_latest(registry).decode()
