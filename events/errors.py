@@ -42,11 +42,13 @@ class WarmrouteError(Exception):
 
 
 class UserError(WarmrouteError):
-    """A caller's mistake, or a limit that the caller met. `error` goes to the client as it is."""
+    """A caller's mistake, or a limit that the caller met. `error` goes to the client as it is.
+    `stage`: which stage of the gateway had no room, "" where none was asked for any."""
 
-    def __init__(self, error: CoreError) -> None:
+    def __init__(self, error: CoreError, stage: str = "") -> None:
         super().__init__(error.message)
         self.error = error
+        self.stage = stage
 
 
 class InvariantError(WarmrouteError):

@@ -128,6 +128,12 @@ def _register_gauges(services: Services) -> None:
         lambda: [((), admitter.client_retries)],
     )
     metrics.counters(
+        "retry_causes",
+        "Retries of the gateway's own, by what made them",
+        ("cause",),
+        lambda: [((why,), count) for why, count in services.budget.retried.items()],
+    )
+    metrics.counters(
         "degraded",
         "Requests of which something was made less",
         ("what",),

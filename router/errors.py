@@ -14,6 +14,8 @@ REFUSED = "refused"
 TIMEOUT = "timeout"
 ERROR = "error"
 SLOW_READER = "slow_reader"
+LINK_FULL = "link_full"
+"""The code of a request for which too much waits on the way to a replica."""
 
 
 class LinkRefusedError(WarmrouteError):
@@ -50,6 +52,12 @@ class AttemptError(WarmrouteError):
         return self.kind == TRANSPORT or self.error.code in (DRAINING, ENGINE_GONE)
 
     @property
+    def cause(self) -> str:
+        """One word for counters, from a fixed set."""
+        known = self.error.code in (LINK_FULL, QUEUE_LONGER, DRAINING, ENGINE_GONE)
+        return self.error.code or self.kind if known else self.kind
+
+    @property
     def retryable(self) -> bool:
         """Whether another replica may be asked, as long as nothing was delivered yet."""
         return self.kind in (TRANSPORT, REFUSED) or (
@@ -57,13 +65,13 @@ class AttemptError(WarmrouteError):
         )
 
 
-def transport_failure(message: str) -> AttemptError:
-    """The link broke, or was not there."""
+def transport_failure(message: str, code: str = "replica_unreachable") -> AttemptError:
+    """The link broke, or was not there, or took no more."""
     error = CoreError(
         status=503,
         message=message,
         type="server_error",
-        code="replica_unreachable",
+        code=code,
         retry_after_s=1.0,
     )
     return AttemptError(TRANSPORT, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
@@ -63,9 +64,13 @@ class AdminClient:
         """Nobody asks as this tenant any more."""
         await self._call("DELETE", f"/router/tenants/{name}")
 
-    async def publish_prefix(self, prompt: dict[str, Any]) -> None:
-        """A head that all tenants share: {"messages": [...]} or {"prompt": "..."}."""
-        await self._call("POST", "/router/public-prefixes", prompt)
+    async def publish_prefix(self, prompt: dict[str, Any]) -> str:
+        """A head that all tenants share: {"messages": [...]} or {"prompt": "..."}; its name."""
+        return (await self._call("POST", "/router/public-prefixes", prompt))["name"]
+
+    async def withdraw_prefix(self, name: str) -> None:
+        """Nobody shares it any more."""
+        await self._call("DELETE", f"/router/public-prefixes/{quote(name, safe='')}")
 
     async def clear_caches(self, limit_blocks: int | None = None) -> None:
         """Empty every replica's cache; a limit bounds the blocks that it uses from now on."""

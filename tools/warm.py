@@ -1,7 +1,7 @@
 """`warmroute warm FILE`: make prompts warm for a tenant on k replicas, and prove it by a probe.
 
 FILE holds JSON lines, each either {"messages": [...]} or {"prompt": "..."}; "-" reads standard
-input. With --public the prompts become heads that every tenant shares.
+input. With --public the prompts become heads that every tenant shares, until --withdraw NAME.
 """
 
 from __future__ import annotations
@@ -32,12 +32,21 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE", help="the prompts, one JSON object a line")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="the prompts, one JSON object a line"
+    )
     parser.add_argument("--tenant", default="default", help="whose cache scope to warm")
     parser.add_argument(
         "--replicas", type=positive, default=1, metavar="K", help="on how many replicas"
     )
     parser.add_argument("--public", action="store_true", help="register as heads that all share")
+    parser.add_argument(
+        "--withdraw",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a head that nobody shares any more, as --public named it; may be repeated",
+    )
     parser.add_argument("--url", help="the gateway (default: the one that `warmroute up` started)")
     parser.add_argument("--state", type=Path, help="state folder of the cluster")
     parser.add_argument(
@@ -85,11 +94,16 @@ async def _warm(flags: argparse.Namespace, console: Console) -> list[dict[str, A
     columns = (TextColumn("warming"), BarColumn(), MofNCompleteColumn())
     async with aiohttp.ClientSession() as session:
         admin = admin_of(session, flags.state, flags.url)
+        for name in flags.withdraw:
+            await admin.withdraw_prefix(name)
+            console.print(f"{name} is shared no more")
+        if flags.file is None:
+            return []
         prompts = read_prompts(flags.file)
         with Progress(*columns, console=console) as progress:
             for prompt in progress.track(prompts):
                 if flags.public:
-                    await admin.publish_prefix(prompt)
+                    progress.console.print(f"{await admin.publish_prefix(prompt)} is shared by all")
                 body = {**prompt, "tenant": flags.tenant, "replicas": flags.replicas}
                 probes.append(await admin.warm(body))
     return probes
@@ -106,10 +120,15 @@ def _table(probes: list[dict[str, Any]]) -> Table:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Warm, then show the probes. Exit status 1 when a probe found nothing cached."""
+    """Warm, then show the probes. Exit status 1 when a probe found nothing cached. Raises
+    CommandError."""
     flags = _parser().parse_args(argv)
+    if flags.file is None and not flags.withdraw:
+        raise CommandError("give a FILE of prompts, or --withdraw NAME")
     console = Console()
     probes = asyncio.run(_warm(flags, console))
+    if flags.file is None:
+        return 0
     console.print(_table(probes))
     if flags.json:
         flags.json.write_text(json.dumps(probes, indent=2) + "\n")

@@ -38,6 +38,7 @@ class ForeignAttempt:
         self._started_s = time.monotonic()
         self._heard_s = self._started_s
         self._timer: asyncio.TimerHandle | None = None
+        self._quiet: set[ForeignAttempt] = set()
 
     @property
     def elapsed_ms(self) -> float:
@@ -61,13 +62,21 @@ class ForeignAttempt:
             self.ttft_ms = self.elapsed_ms
             self._tell_first_token(None, self.ttft_ms)
 
-    def expect_silence(self) -> None:
-        """A plain answer was asked for: its prefill is over when we would expect it to be."""
+    def expect_silence(self, quiet: set[ForeignAttempt]) -> None:
+        """A plain answer was asked for: its prefill is over when we would expect it to be, as soon
+        as the backend gives a sign of life. In `quiet` it waits for one."""
+        self._quiet = quiet
         self._timer = asyncio.get_running_loop().call_later(
-            self.decision.predicted_ttft_ms / 1000,
-            self._chooser.assume_prefilled,
-            self.decision.decision_id,
+            self.decision.predicted_ttft_ms / 1000, self._overdue
         )
+
+    def _overdue(self) -> None:
+        self._quiet.add(self)
+        self._chooser.prefill_overdue(self.decision.decision_id)
+
+    def backend_lives(self) -> None:
+        """It was heard, on whatever attempt, after this one's prefill should have been over."""
+        self._chooser.assume_prefilled(self.decision.decision_id)
 
     def complete(self, usage: ToldUsage | None) -> None:
         """The answer is whole."""
@@ -97,8 +106,9 @@ class ForeignAttempt:
         self.status = status
         if self._timer is not None:
             self._timer.cancel()
+        self._quiet.discard(self)
         cached_tokens = usage.cached_tokens if usage is not None else None
-        outcome = Outcome(
+        told = Outcome(
             status=status,
             replica_fault=replica_fault,
             cached_tokens=cached_tokens or 0,
@@ -108,5 +118,5 @@ class ForeignAttempt:
             e2e_ms=self.elapsed_ms,
             cached_told=cached_tokens is not None,
         )
-        self._chooser.finish(self.decision.decision_id, outcome)
+        outcome = self._chooser.finish(self.decision.decision_id, told)
         self._listener.ended(self.decision, outcome)

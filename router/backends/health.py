@@ -21,7 +21,7 @@ class Health:
         return not self.up and self._failures >= FAILURES_TO_DOWN
 
     def heard(self) -> None:
-        """Bytes of an answer came: it lives, however long its probes take."""
+        """It showed that it lives, whatever its probes do."""
         self._failures = 0
 
     def success(self) -> bool:

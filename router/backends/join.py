@@ -25,7 +25,8 @@ from router.fleet.fleet import Fleet
 
 
 class Seat:
-    """One backend's place. `bridge_boot` is its bridge's life, None without one."""
+    """One backend's place. `bridge_boot` is its bridge's life, None without one. `quiet`: attempts
+    whose prefill should be over, since when it was not heard."""
 
     def __init__(self, backend: Backend, hello: ReplicaHello) -> None:
         self.backend = backend
@@ -34,6 +35,7 @@ class Seat:
         self.rates = Rates()
         self.bridge_boot: int | None = None
         self.lives = 0
+        self.quiet: set[ForeignAttempt] = set()
         self._alone: dict[ForeignAttempt, bool] = {}
 
     @property
@@ -59,6 +61,12 @@ class Seat:
             yield
         finally:
             del self._alone[attempt]
+
+    def heard(self) -> None:
+        """Bytes of an answer came: it lives, however long its probes take."""
+        self.health.heard()
+        while self.quiet:
+            self.quiet.pop().backend_lives()
 
     def learn(self, attempt: ForeignAttempt, usage: ToldUsage) -> None:
         """From a whole answer, before its `carrying` ends."""

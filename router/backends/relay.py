@@ -159,7 +159,7 @@ class _Passage:
     async def _ask(self, client: BackendClient, call: RelayCall) -> aiohttp.ClientResponse:
         body = call.for_backend(self._seat)
         if not call.stream:
-            self._attempt.expect_silence()
+            self._attempt.expect_silence(self._seat.quiet)
         headers = call.headers(self._attempt.decision.attempt)
         try:
             async with asyncio.timeout_at(self._run.deadline_s()):
@@ -219,7 +219,7 @@ class _Passage:
 
     def _hear(self, streaming: bool) -> None:
         self._attempt.heard(streaming)
-        self._seat.health.heard()
+        self._seat.heard()
         self._run.heard()
 
     async def _write(self, data: bytes) -> None:

@@ -17,9 +17,10 @@ from msgspec import Struct
 
 from configs.schema import RouterConfig
 from events.decision import RouteDecision, RouteOutcome
+from events.load import OWN_ENGINE
 from router.choice.decisions import DecisionLog
 from router.choice.reserve import Ledger, Reservation
-from router.choice.route import HandOff, NoReplica, Outcome, RouteQuery
+from router.choice.route import HandOff, NoReplica, Outcome, RouteQuery, within
 from router.choice.score import Field, Scored, Scorer
 from router.choice.shadow import Shadow
 from router.choice.sheet import TERMS
@@ -181,15 +182,21 @@ class RouterBrain:
         chain, cut_blocks = query.chain, query.public_cut_blocks
         self.fleet.replica_alive(decision.replica, entry.boot, chain, cut_blocks)
 
+    def prefill_overdue(self, decision_id: str) -> None:
+        """The prefill should be over: its reservation alone knows, and keeps its cost."""
+        self.ledger.overdue(decision_id)
+
     def assume_prefilled(self, decision_id: str) -> None:
         """The prefill is taken to be over: only its reservation knows."""
         self.ledger.first_token(decision_id)
 
-    def finish(self, decision_id: str, outcome: Outcome) -> None:
-        """Release, learn, record. Only the first call for a decision counts."""
+    def finish(self, decision_id: str, outcome: Outcome) -> Outcome:
+        """Release, learn, record; what of it is believed. Only the first call for a decision
+        counts."""
         entry = self._open.pop(decision_id, None)
         if entry is None:
-            return
+            return within(outcome, outcome.prompt_tokens)
+        outcome = self._believed(entry, outcome)
         if outcome.status == "ok" and outcome.ttft_ms is not None:
             cached_tokens = outcome.cached_tokens if outcome.cached_told else None
             if not entry.answered:
@@ -202,6 +209,18 @@ class RouterBrain:
         self.decisions.join(entry.decision, report)
         if self._on_outcome is not None:
             self._on_outcome(report)
+        return outcome
+
+    def _believed(self, entry: _Open, outcome: Outcome) -> Outcome:
+        """Other engines may count a prompt in another way, ours can't."""
+        replica = entry.decision.replica
+        member = self.fleet.member(replica)
+        ours = member is None or member.hello.engine == OWN_ENGINE
+        believed = within(outcome, entry.decision.prompt_tokens if ours else math.inf)
+        if believed is not outcome:
+            why = "its usage says more than can be: more cached than there was, or a longer prompt"
+            self.fleet.alarms.raise_("impossible_usage", replica, why)
+        return believed
 
     def cache_cleared(self, replica: str) -> None:
         """The replica was told to forget its cache: what was promised there is gone too."""
@@ -314,6 +333,7 @@ class RouterBrain:
         if not entry.observed:
             entry.observed = True
             replica, query = entry.decision.replica, entry.query
+            cached_tokens = min(max(0, cached_tokens), query.prompt_tokens)
             self.fleet.observe(replica, entry.boot, entry.prediction, cached_tokens, ttft_ms)
             self.accuracy.observe(
                 replica,

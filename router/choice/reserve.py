@@ -22,7 +22,8 @@ SIZES = 7
 class Reservation(Struct):
     """One request on its way or running. `blocks` is the KV that it will need there beyond what is
     cached; `expires_s` is monotonic; `prefill_until_s` is when a prefill is written off. `marks`
-    let other routers follow it with a sibling."""
+    let other routers follow it with a sibling. `overdue`: its prefill should be over, and nothing
+    tells; until something does its cost stays, while its place among the prefills is free."""
 
     decision_id: str
     replica: str
@@ -36,6 +37,7 @@ class Reservation(Struct):
     marks: bytes = b""
     prefilling: bool = True
     unseen: bool = True
+    overdue: bool = False
 
 
 class Journal(Protocol):
@@ -140,6 +142,17 @@ class Ledger:
             if self.journal is not None:
                 self.journal.prefilled(reservation)
 
+    def overdue(self, decision_id: str) -> None:
+        """Its prefill should be over by now, but nothing was heard that says so. Idempotent."""
+        reservation = self._prefilling.get(decision_id)
+        if reservation is None or reservation.overdue:
+            return
+        self.changed.add(reservation.replica)
+        booked = self._accounts[reservation.replica].booked
+        _count_prefill(booked, reservation, -1)
+        reservation.overdue = True
+        _count_prefill(booked, reservation, 1)
+
     def release(self, decision_id: str) -> Reservation | None:
         """Give it back; the reservation the first time, None ever after."""
         reservation = self._open.pop(decision_id, None)
@@ -208,9 +221,10 @@ def _count(booked: Booked, reservation: Reservation, sign: int) -> None:
 
 def _count_prefill(booked: Booked, reservation: Reservation, sign: int) -> None:
     """The same of what its prefill adds to the sums."""
-    booked.prefilling += sign
+    place = 0 if reservation.overdue else sign
+    booked.prefilling += place
     booked.prefill_ms_of_size[size_of(reservation.prefill_ms)] += sign * reservation.prefill_ms
     if reservation.unseen:
-        booked.unseen_prefilling += sign
+        booked.unseen_prefilling += place
         booked.unseen_prefill_tokens += sign * reservation.prefill_tokens
         booked.unseen_prefill_ms += sign * reservation.prefill_ms

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from events.decision import CandidateTerms, RouteDecision
 from kvstore.identity import KeyChain
@@ -68,6 +69,15 @@ class Outcome(Struct, frozen=True):
     cached_told: bool = True
 
 
+def within(outcome: Outcome, most_prompt_tokens: float) -> Outcome:
+    """The outcome with what can be of its counts."""
+    prompt_tokens = int(min(max(0, outcome.prompt_tokens), most_prompt_tokens))
+    cached_tokens = min(max(0, outcome.cached_tokens), prompt_tokens)
+    if (prompt_tokens, cached_tokens) == (outcome.prompt_tokens, outcome.cached_tokens):
+        return outcome
+    return replace(outcome, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class NoReplica:
     """Nobody can take the request now: `reason` is for the error body, the rest for Retry-After."""
@@ -90,8 +100,13 @@ class Chooser(Protocol):
         """The prefill is over: its reservation shrinks to decode, prediction meets reality. With
         None for the cached tokens it meets it at the end."""
 
-    def assume_prefilled(self, decision_id: str) -> None:
-        """By all that was learnt its prefill is over, though nothing was heard. Idempotent."""
+    def prefill_overdue(self, decision_id: str) -> None:
+        """By all that was learnt its prefill is over, but nobody was heard there since: it costs
+        whoever comes next as before, and holds nobody up. Idempotent."""
 
-    def finish(self, decision_id: str, outcome: Outcome) -> None:
-        """Release the reservation; idempotent: only the first call per decision counts."""
+    def assume_prefilled(self, decision_id: str) -> None:
+        """The replica lives, and by all that was learnt the prefill is over. Idempotent."""
+
+    def finish(self, decision_id: str, outcome: Outcome) -> Outcome:
+        """Release the reservation; idempotent: only the first call per decision counts. What of the
+        outcome is believed: no replica has found more cached than it was sent."""

@@ -62,15 +62,18 @@ def decode_tenant(value: bytes) -> TenantConfig:
 
 
 class PrefixSection:
-    """Public prefixes by name; the value holds the tokens. None is ever removed."""
+    """Public prefixes by name; the value holds the tokens."""
 
     def __init__(self, prefixes: PublicPrefixes) -> None:
         self._prefixes = prefixes
 
     def apply(self, name: str, value: bytes | None) -> None:
         """See Section.apply."""
+        if value is None:
+            self._prefixes.remove(name)
+            return
         try:
-            self._prefixes.add(value or b"")
+            self._prefixes.add(value)
         except UserError as error:
             raise WireError(f"a public prefix that can't be used: {error}") from None
 

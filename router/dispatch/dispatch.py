@@ -267,8 +267,8 @@ class Attempt:
         if self._sink is not None and self._link is not None:
             self._sink.release()
             self._link.forget(self._sink)
-        outcome = self._outcome(status, replica_fault)
-        self._dispatcher.chooser.finish(self.decision.decision_id, outcome)
+        told = self._outcome(status, replica_fault)
+        outcome = self._dispatcher.chooser.finish(self.decision.decision_id, told)
         self._dispatcher.listener.ended(self.decision, outcome)
 
     def _outcome(self, status: str, replica_fault: bool) -> Outcome:

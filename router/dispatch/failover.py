@@ -11,6 +11,7 @@ however much it was, it comes from there no more.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -28,12 +29,14 @@ STALL_S = 10.0
 
 
 class RetryBudget:
-    """Each request brings `ratio` of a retry, up to `most`; a retry takes one."""
+    """Each request brings `ratio` of a retry, up to `most`; a retry takes one. `retried` counts all
+    retries by their cause, those that cost nothing too."""
 
     def __init__(self, ratio: float = 0.2, most: float = 20.0) -> None:
         self._ratio = ratio
         self._most = most
         self._credit = most
+        self.retried: Counter[str] = Counter()
 
     def deposit(self) -> None:
         """A request came."""
@@ -240,6 +243,7 @@ class Run:
         attempt.fail(failure)
         if not self._may_retry(failure):
             raise UserError(failure.error) from failure
+        self._budget.retried[failure.cause] += 1
         self._failed |= {attempt.decision.replica}
         if failure.rerouted:
             self._rerouted |= {attempt.decision.replica}

@@ -32,7 +32,7 @@ from events.session import RESUME_S, Ack, Incoming, Outgoing
 from events.wire import decode_replica_frame, encode
 from router.dispatch.introduction import LinkTarget, RouterIdentity, check_welcome
 from router.dispatch.sink import AttemptSink
-from router.errors import LinkRefusedError, transport_failure
+from router.errors import LINK_FULL, LinkRefusedError, transport_failure
 
 HANDSHAKE_S = 5.0
 HEARTBEAT_S = 20.0
@@ -176,7 +176,7 @@ class ReplicaLink:
         frame = encode(request)
         if len(frame) > MAX_LINK_FRAME_BYTES or self.unsent_bytes > MAX_OUTBOX_BYTES:
             self.counts["outbox_full"] += 1
-            raise transport_failure("the request does not fit on the link")
+            raise transport_failure("the request does not fit on the link", LINK_FULL)
         self._sinks[sink.key] = sink
         self._post(frame)
 

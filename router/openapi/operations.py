@@ -137,6 +137,9 @@ def operations(limits: Limits) -> Json:
             **_admin_read("Heads that all tenants share: names and lengths"),
             **change("post", "Register a head that all tenants share", _either(prompt)),
         },
+        "/router/public-prefixes/{name}": change(
+            "delete", "Nobody shares this head any more", None, in_path("name", _NAME)
+        ),
         "/router/cache/clear": change(
             "post",
             "Empty every replica's cache",

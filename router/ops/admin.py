@@ -105,6 +105,7 @@ class Admin:
             web.put("/router/shadow", self.set_shadow),
             web.get("/router/public-prefixes", self.prefixes),
             web.post("/router/public-prefixes", self.add_prefix),
+            web.delete("/router/public-prefixes/{name}", self.remove_prefix),
             web.post("/router/cache/clear", self.clear_caches),
             web.post("/router/warm", self.warm),
             web.post("/router/explain", self.explain),
@@ -238,6 +239,15 @@ class Admin:
                 "shared": shared,
             }
         )
+
+    async def remove_prefix(self, request: web.Request) -> web.Response:
+        """Nobody shares it from the next request on, on any router."""
+        self._of.gate.check_admin(request.headers)
+        name = request.match_info["name"]
+        if not self._of.prefixes.remove(name):
+            raise not_found("public prefix")
+        shared = await self._of.registry.share(PREFIX, name, None)
+        return json_response({"name": name, "shared": shared})
 
     async def clear_caches(self, request: web.Request) -> web.Response:
         """Empty every linked replica's cache; answers when all of them have."""

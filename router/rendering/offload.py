@@ -68,7 +68,7 @@ class Offload:
         with self._lock:
             if not self.held.fits(size):
                 self.held.refused["full"] += 1
-                raise UserError(_BUSY)
+                raise UserError(_BUSY, "tokenise")
             self.held.add(work, size)
 
     def _release(self, work: threading.Event) -> None:

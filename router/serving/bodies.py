@@ -59,5 +59,6 @@ class Bodies:
                 type="server_error",
                 code="overloaded",
                 retry_after_s=retry_after_s(RETRY_S, self._rng),
-            )
+            ),
+            "body",
         )

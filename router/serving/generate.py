@@ -112,7 +112,7 @@ class Generator:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
-        with Releases() as held:
+        with Releases() as held, self._of.admitter.noting(request):
             tenant, body = await self._enter(request, held)
             prepared = await self._prepare(request, tenant, body, CHAT)
             asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
@@ -126,7 +126,7 @@ class Generator:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions; several prompts are several runs."""
-        with Releases() as held:
+        with Releases() as held, self._of.admitter.noting(request):
             tenant, body = await self._enter(request, held)
             prepared = await self._prepare(request, tenant, body, COMPLETION)
             asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision

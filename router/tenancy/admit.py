@@ -17,6 +17,7 @@ from router.tenancy.degrade import MARK, Asked, degraded
 from router.tenancy.gate import Admission, Gate
 from router.tenancy.limits import Account, Limits
 from router.tenancy.tenants import Tenant
+from router.waiting.comebacks import Comebacks
 from router.waiting.queue import Patience, RequestQueue
 from router.waiting.releases import Releases
 
@@ -26,8 +27,9 @@ DEGRADED_HEADER = "x-warmroute-degraded"
 
 
 class _Standing(Struct):
-    """Of one request: its tenant's account, and what was made less of it."""
+    """Of one request: its tenant, whose account, and what was made less of it."""
 
+    tenant: str
     account: Account
     degraded: tuple[str, ...] = ()
 
@@ -35,24 +37,49 @@ class _Standing(Struct):
 _STANDING = web.RequestKey("standing", _Standing)
 
 
+class Refusals:
+    """Notes at which stage a request was refused. Use as a context manager."""
+
+    __slots__ = ("_comebacks", "_request")
+
+    def __init__(self, request: web.Request, comebacks: Comebacks) -> None:
+        self._request = request
+        self._comebacks = comebacks
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, UserError) and error.stage:
+            self._comebacks.refused(self._request[_STANDING].tenant, error.stage)
+
+
 class Admitter:
-    """Counts what was made less, by name, and the requests that clients repeated."""
+    """Counts what was made less, by name, and the requests that clients repeated: all, and by the
+    stage that had refused them."""
 
     def __init__(self, gate: Gate, limits: Limits, queue: RequestQueue) -> None:
         self.limits = limits
         self.queue = queue
         self.degraded: Counter[str] = Counter()
         self.client_retries = 0
+        self.comebacks = Comebacks()
         self._gate = gate
 
     def enter(self, held: Releases, request: web.Request, tenant: Tenant) -> None:
         """Before the body is read. Raises UserError (429, 503)."""
         account = self.limits.account(tenant)
         self.limits.tallies.asked(tenant.name)
-        self.client_retries += request.headers.get(RETRY_COUNT_HEADER, "0") != "0"
-        request[_STANDING] = _Standing(account)
+        if request.headers.get(RETRY_COUNT_HEADER, "0") != "0":
+            self.client_retries += 1
+            self.comebacks.came(tenant.name)
+        request[_STANDING] = _Standing(tenant.name, account)
         held.enter(account.request())
         held.enter(self._gate.request())
+
+    def noting(self, request: web.Request) -> Refusals:
+        """Leave it with the error that refuses the request, if one does."""
+        return Refusals(request, self.comebacks)
 
     def degrade(
         self, request: web.Request, tenant: Tenant, asked: Asked, room_tokens: int

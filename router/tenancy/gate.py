@@ -168,7 +168,8 @@ class Gate:
                     type="server_error",
                     code="overloaded",
                     retry_after_s=retry_after_s(1.0, self._rng),
-                )
+                ),
+                "requests",
             )
         inside = _Inside(self._leave)
         self.held.add(inside, 1)
@@ -212,5 +213,6 @@ class Gate:
                 type="tokens",
                 code="rate_limit_exceeded",
                 retry_after_s=retry_after_s(self._drained.wait_s(excess_tokens), self._rng),
-            )
+            ),
+            "tokens",
         )

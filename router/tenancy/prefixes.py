@@ -55,6 +55,15 @@ class PublicPrefixes:
         self._prefixes[tokens] = prefix
         return prefix
 
+    def remove(self, name: str) -> bool:
+        """Nobody shares it from now on: what was computed under it is not found any more, and ages
+        out. Whether there was one of that name."""
+        found = [tokens for tokens, prefix in self._prefixes.items() if prefix.name == name]
+        for tokens in found:
+            del self._prefixes[tokens]
+            self.version += 1
+        return bool(found)
+
     def _name(self, tokens: bytes) -> str:
         """The same on every router, and no way to test for a text."""
         digest = hmac.digest(self._cluster_key, b"wr-public-1\0" + tokens, "sha256")

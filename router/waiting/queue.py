@@ -268,5 +268,6 @@ class RequestQueue:
                 type="server_error",
                 code="overloaded",
                 retry_after_s=retry_after_s(wait_s, self._rng),
-            )
+            ),
+            "queue_tokens",
         )

@@ -17,42 +17,47 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from router.dispatch.link import MAX_OUTBOX_BYTES
+from router.errors import LINK_FULL
 from router.services import Services
 from router.serving.door import Door
 from router.telemetry.metrics import Metrics, Sample
+from router.waiting.comebacks import ELSEWHERE
 from router.waiting.held import Held
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One row. `oldest_s` is 0 where nothing is held."""
+    """One row. `oldest_s` is 0 where nothing is held. `retried`: of what it refused, what came
+    again, from a client or from the gateway itself."""
 
     name: str
     depth: float
     limit: float
     oldest_s: float
     refused: Mapping[str, int] = field(default_factory=dict)
+    retried: int = 0
 
 
-def _of_held(name: str, held: Held) -> Stage:
-    return Stage(name, held.depth, held.limit, held.oldest_s(), held.refused)
+def _of_held(name: str, held: Held, came: Mapping[str, int]) -> Stage:
+    return Stage(name, held.depth, held.limit, held.oldest_s(), held.refused, came[name])
 
 
 def stages(of: Services, door: Door) -> Iterator[Stage]:
     """All of them, as they are now, in the order of a request's way."""
     config, gate, queue = of.config.router, of.gate, of.admitter.queue
-    yield Stage(
-        "connections", door.connections, door.limit, door.idlest_s(), {"full": door.refused}
-    )
-    yield _of_held("requests", gate.held)
-    yield _of_held("body", of.bodies.held)
-    yield _of_held("tokenise", of.renderer.pending)
-    yield Stage(
-        "tokens", gate.tokens, config.max_inflight_tokens, gate.held.oldest_s(), gate.refused
-    )
+    came = of.admitter.comebacks.by_stage
+    # Whoever was refused at the door was not asked who he is.
+    strangers = min(door.refused, came[ELSEWHERE])
+    refused = {"full": door.refused}
+    yield Stage("connections", door.connections, door.limit, door.idlest_s(), refused, strangers)
+    yield _of_held("requests", gate.held, came)
+    yield _of_held("body", of.bodies.held, came)
+    yield _of_held("tokenise", of.renderer.pending, came)
+    limit, oldest_s = config.max_inflight_tokens, gate.held.oldest_s()
+    yield Stage("tokens", gate.tokens, limit, oldest_s, gate.refused, came["tokens"])
     waiting = queue.held
     yield Stage("queue", len(waiting), config.max_queued_requests, waiting.oldest_s())
-    yield _of_held("queue_tokens", waiting)
+    yield _of_held("queue_tokens", waiting, came)
     links = of.links.all()
     yield Stage(
         "link",
@@ -60,6 +65,7 @@ def stages(of: Services, door: Door) -> Iterator[Stage]:
         MAX_OUTBOX_BYTES,
         max((link.unsent_s for link in links), default=0.0),
         {"full": sum(link.counts["outbox_full"] for link in links)},
+        of.budget.retried[LINK_FULL],
     )
     slowest = max((link.slowest_reader() for link in links), default=(0, 0.0))
     refused = {"slow_reader": of.metrics.stream_errors("slow_reader")}
@@ -83,3 +89,5 @@ def register_stages(metrics: Metrics, services: Services, door: Door) -> None:
         "stage_oldest_seconds", "For how long already", label, lambda: column("oldest_s")
     )
     metrics.counters("stage_refused", "What it refused", ("stage", "reason"), refused)
+    text = "Of what it refused, what came again"
+    metrics.counters("stage_retried", text, label, lambda: column("retried"))

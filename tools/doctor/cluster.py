@@ -17,6 +17,7 @@ MEANINGS = {
         "less KV comes from there than is shown",
         "`warmroute kv stats`, and its log",
     ),
+    "impossible_usage": ("it tells of more tokens than there are", "its version, and its log"),
     "nothing_matches": ("router and replica name blocks differently", "one version on both sides"),
     "salt_unknown": ("tenants' own blocks are never found", "the same tenants on both sides"),
     "backend_down": ("its server does not answer", "does it run, and at this url?"),

@@ -39,6 +39,8 @@ from tools.up.state import ClusterState, lock, open_state, sha256_hex, write_clu
 READY_S = 120.0
 LINK_S = 30.0
 LINK_POLL_S = 0.05
+SAY_S = 1.0
+"""Beyond it whoever waits is told what for."""
 RESTART_PAUSE_S = 1.0
 _LETTERS: dict[Role, str] = {"both": "r", "prefill": "p", "decode": "d"}
 _PORT = "WARMROUTE_ROUTER__PORT"
@@ -351,7 +353,8 @@ class LocalCluster:
     async def _wait_linked(self, url: str) -> None:
         """Until the gateway can send to every replica: no first request comes too early."""
         missing = {*replica_names(self._options), *backend_names(self._options)}
-        deadline_s = time.monotonic() + LINK_S
+        now_s = time.monotonic()
+        say_s, deadline_s = now_s + SAY_S, now_s + LINK_S
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LINK_S)) as session:
             gateway = AdminClient(session, url, self.state.keys.admin_key)
             while missing:
@@ -360,13 +363,16 @@ class LocalCluster:
                 await asyncio.sleep(LINK_POLL_S)
                 views = await gateway.replicas()
                 missing -= {view["replica"] for view in views if view["linked"]}
+                if missing and time.monotonic() > say_s:
+                    say_s = deadline_s
+                    self._say(f"waiting  {self._unreached(missing)} (up to {LINK_S:.0f} s)")
 
     def _unreached(self, missing: set[str]) -> str:
         """What a router can't send to; a server that we did not start may just not run."""
         urls = dict(zip(backend_names(self._options), self._options.backends, strict=True))
         named = [f"{name} at {urls[name]}" if name in urls else name for name in sorted(missing)]
         hint = ": does that server run?" if missing & urls.keys() else ""
-        return f"a router can't reach {', '.join(named)}{hint}"
+        return f"no answer yet from {', '.join(named)}{hint}"
 
     def _watch(self, child: Child) -> None:
         self._watchers.append(asyncio.create_task(self._keep_alive(child)))

@@ -142,6 +142,31 @@ async def test_R17_a_plain_answer_cut_short_is_no_answer(
     await house.settled()
 
 
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+async def test_more_cached_than_the_prompt_is_not_counted_and_has_a_name(
+    house: ForeignHouse, http: aiohttp.ClientSession, body: dict
+) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {}}
+    usage["prompt_tokens_details"]["cached_tokens"] = 1_000_000
+
+    async def script(asked: Asked) -> None:
+        if not asked.body.get("stream"):
+            await asked.plain(200, {**piece("one", "stop"), "usage": usage})
+            return
+        await asked.head()
+        await asked.event(piece("one", "stop"))
+        await asked.event({"choices": [], "usage": usage})
+        await asked.done()
+
+    house.tell(script)
+    response, _ = await read(house, http, body)
+    await house.settled()
+    outcome = house.outcome(response.headers["x-warmroute-decision"])
+    assert (outcome.prompt_tokens, outcome.cached_tokens) == (9, 9)
+    assert "warmroute_cached_tokens_total 9.0" in house.services.metrics.text().decode()
+    assert house.fleet.alarms.active("impossible_usage", "f0")
+
+
 async def test_before_the_first_byte_another_backend_is_asked(build: Callable, http) -> None:
     house = await build(servers=2)
 

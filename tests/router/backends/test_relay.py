@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from configs.model.card import ModelCard
 from router.tenancy.tenants import scope_tag
 from tests.fakes.openai_server import Asked, answer, piece
+from tests.fakes.replica import stall
 from tests.router.backends.house import PATH, STREAM, ForeignHouse, read
 from tests.router.gateway.house import CHAT, COMPLETION, KEYS, SECRET, events
 from tests.router.gateway.test_faults import ENDPOINTS, distinct
@@ -149,6 +150,31 @@ async def test_R1_a_burst_spreads_over_stalled_servers(
     ]
     await until(lambda: len(house.asked) == 32)
     counts = [len(server.asked) for server in house.servers]
+    assert all(6 <= count <= 10 for count in counts), counts
+    release.set()
+    assert {response.status for response, _ in await asyncio.gather(*asking)} == {200}
+    await house.settled()
+
+
+async def test_R1_a_stalled_server_does_not_look_idle_beside_stalled_replicas(
+    build: Callable, http: aiohttp.ClientSession
+) -> None:
+    house = await build(servers=2, replicas=2)
+    release = asyncio.Event()
+
+    async def stalled(asked: Asked) -> None:
+        await release.wait()
+        await answer(asked)
+
+    house.tell(stalled)
+    house.script(stall(release))
+    booked, asking = house.services.brain.ledger.booked, []
+    for number in range(1, 33):
+        asking.append(asyncio.create_task(read(house, http, distinct(PATH, CHAT, number))))
+        await until(lambda: len(house.asked) + len(house.calls) == number)  # noqa: B023
+        # By all that was predicted their prefills are over.
+        await until(lambda: booked("f0").prefilling + booked("f1").prefilling == 0)
+    counts = [len(of.asked) for of in house.servers] + [len(of.calls) for of in house.replicas]
     assert all(6 <= count <= 10 for count in counts), counts
     release.set()
     assert {response.status for response, _ in await asyncio.gather(*asking)} == {200}

@@ -39,6 +39,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.made: dict[int, Reservation] = {}
         self.open: dict[int, bool] = {}
+        self.overdue: set[int] = set()
         self.seen = dict.fromkeys(REPLICAS, 0)
         self.now_s = 0.0
 
@@ -54,6 +55,12 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         self.ledger.first_token(f"d{number}")
         if number in self.open:
             self.open[number] = False
+
+    @rule(number=numbers)
+    def is_overdue(self, number: int) -> None:
+        self.ledger.overdue(f"d{number}")
+        if self.open.get(number):
+            self.overdue.add(number)
 
     @rule(number=numbers)
     def release(self, number: int) -> None:
@@ -106,9 +113,9 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         early = [n for n in unseen if self.open[n]]
         return [
             len(mine),
-            sum(self.open[n] for n in mine),
+            sum(self.open[n] and n not in self.overdue for n in mine),
             len(unseen),
-            len(early),
+            len([n for n in early if n not in self.overdue]),
             sum(self.made[n].prefill_tokens for n in early),
             sum(self.made[n].prefill_ms for n in early),
             200 * len(unseen),

@@ -54,9 +54,10 @@ class PlainChooser:
     def first_token(self, decision_id: str, cached: int, prompt: int, ttft_ms: float) -> None:
         self.first_tokens.append(decision_id)
 
-    def finish(self, decision_id: str, outcome: Outcome) -> None:
+    def finish(self, decision_id: str, outcome: Outcome) -> Outcome:
         self.outcomes.append((decision_id, outcome))
         self.booked[self.decisions[decision_id].replica] -= 1
+        return outcome
 
     def link_state(self, replica: str, boot: int, up: bool) -> None:
         (self.linked.add if up else self.linked.discard)(replica)

@@ -257,6 +257,13 @@ async def test_S2_a_public_prefix_is_shared_and_nothing_else(
     _, listed = await call(house, http, "GET", "/router/public-prefixes")
     assert listed["version"] == 1
     assert "common head" not in str(listed)
+    path = f"/router/public-prefixes/{answer['name']}"
+    assert (await call(house, http, "DELETE", path))[0] == 200
+    assert (await call(house, http, "DELETE", path))[0] == 404
+    assert await predicted(KEYS["bob"], text) == 0
+    assert {call.request.public_cut_blocks for call in house.calls} == {blocks, 0}
+    _, listed = await call(house, http, "GET", "/router/public-prefixes")
+    assert listed == {"version": 2, "prefixes": []}
 
 
 async def test_warm_pins_to_k_replicas_as_the_tenant_and_probes(

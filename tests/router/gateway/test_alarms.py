@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from events.alarm import AlarmNotice
 from router.fleet.fleet import Fleet
 from router.telemetry.beacon import Beacon
-from tests.router.gateway.house import House
+from tests.router.gateway.house import COMPLETION, House
 from tests.waiting import PATIENCE_S, until
 
 SUBJECT = "wr.v1.local.router.router-0.alarm"
@@ -93,6 +94,29 @@ async def test_alarms_are_on_the_page_and_in_the_metrics(
         text = await response.text()
     assert 'warmroute_alarms{name="false_hits"} 1.0' in text
     assert 'warmroute_alarms_raised_total{name="false_hits"} 2.0' in text
+
+
+@pytest.mark.parametrize("lie", [1_000_000, -5])
+async def test_more_cached_than_was_sent_is_not_counted_and_has_a_name(
+    house: House, http: aiohttp.ClientSession, lie: int
+) -> None:
+    house.script(lambda call: call.answer(cached=lie))
+    async with house.post(http, "/v1/completions", {**COMPLETION, "prompt": "x " * 90}) as told:
+        replica, decision = (told.headers[f"x-warmroute-{of}"] for of in ("replica", "decision"))
+        await told.read()
+    await house.settled()
+    prompt_tokens = house.calls[0].prompt_tokens
+    outcome = house.services.brain.decisions.get(decision).outcome
+    assert (outcome.prompt_tokens, outcome.cached_tokens) == (
+        prompt_tokens,
+        prompt_tokens if lie > 0 else 0,
+    )
+    text = house.services.metrics.text().decode()
+    counted = dict(re.findall(r"^(warmroute_\w+_tokens_total)(?:{.*})? (\S+)$", text, re.MULTILINE))
+    assert 0 <= float(counted["warmroute_cached_tokens_total"]) <= prompt_tokens
+    assert 0 <= float(counted["warmroute_tenant_cached_tokens_total"]) <= prompt_tokens
+    assert 0 <= float(counted["warmroute_trust_skipped_tokens_total"]) <= prompt_tokens
+    assert house.fleet.alarms.active("impossible_usage", replica)
 
 
 @pytest.mark.browser

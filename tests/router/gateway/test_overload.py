@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from router.serving.bodies import Bodies
+from router.waiting.comebacks import ELSEWHERE, MAX_OWED, MAX_TENANTS, Comebacks
 from router.waiting.held import Held
 from tests.fakes.replica import stall
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION, KEYS, House
@@ -63,10 +64,35 @@ async def test_O4_every_stage_tells_depth_bound_age_and_refusals(
     assert told['warmroute_stage_refused_total{reason="full",stage="queue_tokens"}'] == 1
     release.set()
     assert await asyncio.gather(*asked) == [200, 200]
+    again = {"x-stainless-retry-count": "1"}
+    for _ in range(2):
+        async with http.post(f"{house.url}/v1/completions", json=COMPLETION, headers=again) as came:
+            assert came.status == 200
     await house.settled()
     told = await metrics(house, http)
     for stage in STAGES[1:]:
         assert told[f'warmroute_stage_depth{{stage="{stage}"}}'] == 0
+    retried = {stage: told[f'warmroute_stage_retried_total{{stage="{stage}"}}'] for stage in STAGES}
+    assert {stage for stage, count in retried.items() if count} == {"queue_tokens"}
+    assert told["warmroute_client_retries_total"] == 2
+
+
+def test_what_comes_again_is_what_its_tenant_was_refused_first() -> None:
+    comebacks = Comebacks()
+    for stage in ("tokens", "queue_tokens"):
+        comebacks.refused("a", stage)
+    comebacks.came("b")
+    for _ in range(3):
+        comebacks.came("a")
+    assert comebacks.by_stage == {"tokens": 1, "queue_tokens": 1, ELSEWHERE: 2}
+    for number in range(MAX_TENANTS + 1):
+        for _ in range(MAX_OWED + 1):
+            comebacks.refused(f"t{number}", "body")
+    comebacks.came("t0")
+    assert comebacks.by_stage["body"] == 0
+    for _ in range(MAX_OWED + 1):
+        comebacks.came("t1")
+    assert comebacks.by_stage["body"] == MAX_OWED
 
 
 async def post(
