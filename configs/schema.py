@@ -14,6 +14,7 @@ Degradation = Literal["max_tokens", "n", "logprobs", "batch"]
 Batching = Literal["continuous", "static"]
 Eviction = Literal["segmented", "lru"]
 Role = Literal["both", "prefill", "decode"]
+HeldWeights = Literal["dense", "q4"]
 ServiceOrder = Literal["fcfs", "priority", "deadline"]
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
@@ -103,6 +104,8 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One engine replica. `revision`: one of the cluster's revisions; empty for the model itself.
 
     dtype: "auto" is bfloat16 where the CPU has AMX or AVX512-BF16 (or on CUDA), else float32.
+    weights: "dense" makes numbers in `dtype` of what the file holds. "q4" keeps the blocks of a
+    GGUF file with Q4_1 weights (and its Q8_0) as they are: the same tokens from less memory.
     kernel: "auto" takes the native CPU kernel where a compiler is found, "torch" never does.
     order: who is served first: "deadline" (priority, slack, then the tenants' shares; refuses early
     what can't be in time), "priority" (then arrival) or "fcfs". shadow_order: only counted beside.
@@ -125,6 +128,7 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     port: _Port = 0
     device: str = "cpu"
     dtype: str = "auto"
+    weights: HeldWeights = "dense"
     kernel: str = "auto"
     threads: _Some = 1
     block_tokens: _Some = 16

@@ -210,17 +210,18 @@ class GGUFFile:
 
     def blocks(self, name: str) -> NDArray[np.uint8]:
         """The encoded tensor as uint8 [blocks, block bytes], a read-only view of the file."""
-        info = self._info(name)
+        info = self.info(name)
         raw = np.frombuffer(self._data, np.uint8, info.size_bytes, info.offset)
         return raw.reshape(-1, info.encoding.size)
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """The tensor as float32 in its row-major shape. Raises ModelError when there is none."""
-        info = self._info(name)
+        info = self.info(name)
         with np.errstate(invalid="ignore", over="ignore"):
             return info.encoding.decode(self.blocks(name)).reshape(info.shape)
 
-    def _info(self, name: str) -> TensorInfo:
+    def info(self, name: str) -> TensorInfo:
+        """Where and how the tensor lies. Raises ModelError when there is none."""
         try:
             return self.tensors[name]
         except KeyError:

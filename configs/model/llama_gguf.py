@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,8 @@ from configs.model.errors import ModelError
 from configs.model.gguf import GGUFFile
 from configs.model.metadata import Metadata
 from configs.model.shape import ModelShape, check_tensors
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -95,7 +99,7 @@ def read_shape(file: GGUFFile) -> ModelShape:
     )
 
 
-def _unpermuted(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def _unpermuted(weight: NDArray[_Number], heads: int) -> NDArray[_Number]:
     """Rows of q or k from GGUF's interleaved pairs to halves, head by head."""
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
@@ -120,11 +124,15 @@ class GGUFWeights:
         return tuple(self._source)
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        weight = self.file.tensor(self._source.get(name, name))
-        if self.shape.arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = self.shape.heads if "q_proj" in name else self.shape.kv_heads
-            return _unpermuted(weight, heads)
-        return weight
+        return self._ordered(name, self.file.tensor(self._source.get(name, name)))
+
+    def encoding(self, name: str) -> str:
+        return self.file.info(self._source.get(name, name)).encoding.name
+
+    def encoded(self, name: str) -> NDArray[np.uint8]:
+        source = self._source.get(name, name)
+        rows = prod(self.file.info(source).shape[:-1])
+        return self._ordered(name, self.file.blocks(source).reshape(rows, -1))
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"wr-weights-gguf-1 {self.shape}".encode())
@@ -133,6 +141,13 @@ class GGUFWeights:
             digest.update(f"{name} {info.shape} {info.encoding.name}\n".encode())
             digest.update(self.file.blocks(name).data)
         return digest.hexdigest()
+
+    def _ordered(self, name: str, rows: NDArray[_Number]) -> NDArray[_Number]:
+        """Rows as Hugging Face has them."""
+        if self.shape.arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = self.shape.heads if "q_proj" in name else self.shape.kv_heads
+            return _unpermuted(rows, heads)
+        return rows
 
     def _sizes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name, source in self._source.items():

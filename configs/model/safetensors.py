@@ -165,12 +165,16 @@ class FolderWeights:
         return tuple(self._places)
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        try:
-            place = self._places[name]
-        except KeyError:
-            raise ModelError(f"no tensor '{name}'") from None
+        place = self._place(name)
         rows = place.raw().reshape(-1, place.encoding.size)
         return place.encoding.decode(rows).reshape(place.shape)
+
+    def encoding(self, name: str) -> str:
+        return self._place(name).encoding.name
+
+    def encoded(self, name: str) -> NDArray[np.uint8]:
+        place = self._place(name)
+        return place.raw().reshape(prod(place.shape[:-1]), -1)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"wr-weights-folder-1 {self.shape}".encode())
@@ -179,6 +183,12 @@ class FolderWeights:
             digest.update(f"{name} {place.shape} {place.encoding.name}\n".encode())
             digest.update(place.raw().data)
         return digest.hexdigest()
+
+    def _place(self, name: str) -> _Place:
+        try:
+            return self._places[name]
+        except KeyError:
+            raise ModelError(f"no tensor '{name}'") from None
 
     def _read(self, folder: Path) -> dict[str, _Place]:
         places: dict[str, _Place] = {}

@@ -81,6 +81,15 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def computed_with(name: str) -> tuple[str, ...]:
+    """The matrices that are computed as one with this one, itself among them, in their order."""
+    for parts in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        for part in parts:
+            if name.endswith(f".{part}.weight"):
+                return tuple(name.replace(part, other) for other in parts)
+    return (name,)
+
+
 def check_tensors(shape: ModelShape, found: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Hold a file's tensors against the shape: all there, none besides, each of the right size.
 

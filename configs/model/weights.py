@@ -29,6 +29,12 @@ class Weights(Protocol):
         Raises ModelError for an unknown name.
         """
 
+    def encoding(self, name: str) -> str:
+        """How the file holds a weight, by the encoding's name. Raises ModelError."""
+
+    def encoded(self, name: str) -> NDArray[np.uint8]:
+        """The same weight as the file holds it, [rows, bytes of a row]. Raises ModelError."""
+
     def fingerprint(self) -> str:
         """Hex digest over the shape and every byte of every tensor. Reads the whole file."""
 

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from replica.models.blocks import Matrix
+
 
 class Linear(Protocol):
     """x @ weight.T + bias for weight [out, in]; x is [rows, in] in the model's dtype."""
@@ -30,6 +32,13 @@ class GatedLinear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+class Embedding(Protocol):
+    """Rows of a weight [vocab, size], each by its token."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """float32 [T, size], of numbers in the model's dtype."""
+
+
 class Kernels(Protocol):
     """One implementation for one device."""
 
@@ -39,8 +48,14 @@ class Kernels(Protocol):
     def head_norm(self, qkv: Tensor, weight: Tensor) -> None:
         """Norm each of the leading heads of qkv [T, packed] in place; weight is [heads, dim]."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
         """Prepare constant weights once; the tensors given are not kept where they are not used."""
 
-    def gated(self, gate: Tensor, up: Tensor) -> GatedLinear:
-        """Prepare the two halves of a gated product."""
+    def gated(self, gate: Matrix, up: Matrix) -> GatedLinear:
+        """Prepare the two halves of a gated product, both of one kind."""
+
+    def embedding(self, weight: Matrix) -> Embedding:
+        """Prepare the weight that tokens are looked up in."""
+
+    def tied(self, weight: Matrix) -> tuple[Embedding, Linear]:
+        """An embedding, and the head that has the same weight."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from replica.attention.base import PagedAttention
-from replica.models.kernels import GatedLinear, Kernels, Linear
+from replica.models.kernels import Embedding, GatedLinear, Kernels, Linear
 from replica.models.rope import RopeTable
 from replica.runner.batch import ForwardBatch
 from replica.runner.pool import LayerCache
@@ -32,9 +33,10 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
-    """`embedding` is [vocab, hidden] in the model's dtype."""
+    """`dtype` is the model's."""
 
-    embedding: Tensor
+    dtype: torch.dtype
+    embedding: Embedding
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: Linear
@@ -61,8 +63,8 @@ class Llama:
         """Write the batch's KV; give the normed state of each row's last token, [R, hidden], or of
         `every` token, [T, hidden]."""
         weights, kernels = self._weights, self._kernels
-        dtype = weights.embedding.dtype
-        hidden = weights.embedding[batch.token_ids].float()
+        dtype = weights.dtype
+        hidden = weights.embedding(batch.token_ids)
         for layer, cache in zip(weights.layers, caches, strict=True):
             qkv = layer.qkv(kernels.norm(hidden, layer.attention_norm, dtype))
             if layer.head_norm is not None:

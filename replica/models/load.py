@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from configs.model.kept import kept_encoding
+from configs.model.shape import computed_with
 from configs.model.weights import Weights
+from replica.models.blocks import BlockMatrix, Matrix
 from replica.models.kernels import Kernels, Linear
 from replica.models.llama import LayerWeights, LlamaWeights
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """Of a view of the file its copy."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +29,31 @@ class _Loader:
     kernels: Kernels
     dtype: torch.dtype
     device: torch.device
+    keep_blocks: bool
 
-    def stacked(self, names: list[str], dtype: torch.dtype) -> Tensor:
+    def stacked(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
         """Tensors put together along their first axis."""
-        parts = []
-        for name in names:
-            array = self.source.tensor(name)
-            array = array if array.flags.writeable else array.copy()
-            parts.append(torch.from_numpy(array).to(dtype))
+        return self._joined([_tensor(self.source.tensor(name)).to(dtype) for name in names])
+
+    def matrix(self, *modules: str) -> Matrix:
+        """Matrices stacked along their outputs: the file's blocks where these are kept, else in the
+        model's dtype."""
+        names = [f"{module}.weight" for module in modules]
+        encoding = self._kept(names[0]) if self.keep_blocks else None
+        if encoding is None:
+            return self.stacked(names, self.dtype)
+        blocks = self._joined([_tensor(self.source.encoded(name)) for name in names])
+        return BlockMatrix(blocks, encoding, self.dtype)
+
+    def _kept(self, name: str) -> str | None:
+        return kept_encoding(self.source, computed_with(name))
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
         return (torch.cat(parts) if len(parts) > 1 else parts[0]).to(self.device)
 
     def linear(self, *modules: str, bias: bool = False) -> Linear:
-        """Matrices stacked along their outputs, in the model's dtype."""
-        weight = self.stacked([f"{module}.weight" for module in modules], self.dtype)
+        """One product of matrices stacked along their outputs."""
+        weight = self.matrix(*modules)
         if not bias:
             return self.kernels.linear(weight)
         return self.kernels.linear(
@@ -60,22 +83,32 @@ class _Loader:
             output=self.linear(f"{attention}.o_proj"),
             mlp_norm=self.norm(f"{name}.post_attention_layernorm"),
             gated=self.kernels.gated(
-                self.stacked([f"{name}.mlp.gate_proj.weight"], self.dtype),
-                self.stacked([f"{name}.mlp.up_proj.weight"], self.dtype),
+                self.matrix(f"{name}.mlp.gate_proj"), self.matrix(f"{name}.mlp.up_proj")
             ),
             down=self.linear(f"{name}.mlp.down_proj"),
         )
 
 
 def load_llama(
-    source: Weights, kernels: Kernels, dtype: torch.dtype, device: torch.device
+    source: Weights,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    keep_blocks: bool = False,
 ) -> LlamaWeights:
-    """All weights of a Llama-family model. Raises what `source` raises (ModelError)."""
-    load = _Loader(source, kernels, dtype, device)
-    embedding = load.stacked(["model.embed_tokens.weight"], dtype)
+    """All weights of a Llama-family model; with `keep_blocks` those of configs.model.kept stay as
+    the file holds them. Raises what `source` raises (ModelError)."""
+    load = _Loader(source, kernels, dtype, device, keep_blocks)
+    weight = load.matrix("model.embed_tokens")
+    if source.shape.tied_head:
+        embedding, head = kernels.tied(weight)
+    else:
+        embedding, head = kernels.embedding(weight), load.linear("lm_head")
     return LlamaWeights(
+        dtype=dtype,
         embedding=embedding,
         layers=tuple(load.layer(index) for index in range(source.shape.layers)),
         final_norm=load.norm("model.norm"),
-        head=kernels.linear(embedding) if source.shape.tied_head else load.linear("lm_head"),
+        head=head,
     )

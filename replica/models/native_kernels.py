@@ -1,7 +1,8 @@
 """The kernels in C++: norms, and products that hold the weights in panels made for vectors.
 
 Every number is summed in one fixed order, so that a row's result does not depend on which other
-rows share its batch. Where the CPU has AMX, products of bfloat16 go through its tiles.
+rows share its batch. Where the CPU has AMX, products of bfloat16 go through its tiles. Weights
+that are kept as blocks become numbers in the cache, panel by panel, and give the same bits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from replica.models.kernels import GatedLinear, Linear
+from replica.models.blocks import BlockMatrix, Matrix, depth_of, of_rows, rows_of
+from replica.models.kernels import Embedding, GatedLinear, Linear
 from replica.models.torch_kernels import TorchKernels
 
 _PANEL = 32
@@ -19,6 +21,8 @@ _HALF = _PANEL // 2
 _WRITE, _WRITE_FLOAT, _ADD_FLOAT, _GATE = range(4)
 _FLOAT, _BF16, _TILES = range(3)
 _TILE_DEPTH = 32
+_DENSE = 0
+_ENCODINGS = {"Q4_1": 1, "Q8_0": 2}
 
 
 def _padded(tensor: Tensor, columns: int) -> Tensor:
@@ -32,29 +36,50 @@ def _padded(tensor: Tensor, columns: int) -> Tensor:
 class _Panels:
     """Packed weights [columns, depth] and the products with them."""
 
-    __slots__ = ("_bias", "_columns", "_depth", "_kind", "_library", "_packed")
+    __slots__ = ("_bias", "_columns", "_depth", "_encoding", "_kind", "_library", "_packed")
 
     def __init__(
         self,
         library: ctypes.CDLL,
-        weight: Tensor,
+        weight: Matrix,
         columns: int,
         bias: Tensor | None = None,
         *,
         tiles: bool,
     ) -> None:
-        weight = _padded(weight.contiguous(), _PANEL)
         self._library = library
         self._columns = columns
-        self._depth = weight.shape[1]
+        self._depth = depth_of(weight)
         is_bf16 = weight.dtype == torch.bfloat16
         tiles = tiles and self._depth % _TILE_DEPTH == 0
         self._kind = (_TILES if tiles else _BF16) if is_bf16 else _FLOAT
-        self._packed = torch.empty_like(weight)
-        library.wr_pack(
-            weight.data_ptr(), self._packed.data_ptr(), len(weight), self._depth, int(is_bf16)
-        )
+        self._encoding = _ENCODINGS[weight.encoding] if isinstance(weight, BlockMatrix) else _DENSE
+        self._packed = self._pack(_padded(rows_of(weight).contiguous(), _PANEL), int(is_bf16))
         self._bias = None if bias is None else _padded(bias.float(), _PANEL)
+
+    def _pack(self, rows: Tensor, is_bf16: int) -> Tensor:
+        """As large as `rows`, in the order of the panels."""
+        packed = torch.zeros_like(rows)
+        size = rows.data_ptr(), packed.data_ptr(), len(rows), self._depth
+        if self._encoding == _DENSE:
+            self._library.wr_pack(*size, is_bf16)
+        else:
+            self._library.wr_pack_blocks(*size, self._encoding, is_bf16)
+        return packed
+
+    def columns(self, ids: Tensor) -> Tensor:
+        """float32 [ids, depth] of weights kept as blocks; `ids` are int64."""
+        out = torch.empty((len(ids), self._depth))
+        self._library.wr_columns(
+            self._packed.data_ptr(),
+            ids.contiguous().data_ptr(),
+            out.data_ptr(),
+            len(ids),
+            self._depth,
+            self._encoding,
+            int(self._kind != _FLOAT),
+        )
+        return out
 
     def fresh(self, x: Tensor, dtype: torch.dtype, then: int) -> Tensor:
         out = torch.empty((len(x), self._columns), dtype=dtype)
@@ -72,6 +97,7 @@ class _Panels:
             self._depth,
             then,
             self._kind,
+            self._encoding,
         )
 
 
@@ -105,6 +131,18 @@ class NativeGated:
         return self._panels.fresh(x, x.dtype, _GATE)
 
 
+class NativeEmbedding:
+    """See replica.models.kernels.Embedding, for weights kept as blocks."""
+
+    __slots__ = ("_panels",)
+
+    def __init__(self, panels: _Panels) -> None:
+        self._panels = panels
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return self._panels.columns(token_ids)
+
+
 class NativeKernels(TorchKernels):
     """See replica.models.kernels.Kernels. `tiles`: use AMX, which `library.wr_tiles()` allows."""
 
@@ -127,17 +165,28 @@ class NativeKernels(TorchKernels):
         )
         return out
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        if weight.shape[1] % 2:
+    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        if depth_of(weight) % 2:
             return super().linear(weight, bias)
-        return NativeLinear(self._panels(weight, len(weight), bias))
+        return NativeLinear(self._panels(weight, len(rows_of(weight)), bias))
 
-    def gated(self, gate: Tensor, up: Tensor) -> GatedLinear:
-        if gate.shape[1] % 2:
+    def gated(self, gate: Matrix, up: Matrix) -> GatedLinear:
+        if depth_of(gate) % 2:
             return super().gated(gate, up)
-        halves = (_padded(each, _HALF).unflatten(0, (-1, _HALF)) for each in (gate, up))
+        halves = (_padded(rows_of(each), _HALF).unflatten(0, (-1, _HALF)) for each in (gate, up))
         mixed = torch.cat(tuple(halves), dim=1).flatten(0, 1)
-        return NativeGated(self._panels(mixed, len(gate)))
+        return NativeGated(self._panels(of_rows(gate, mixed), len(rows_of(gate))))
 
-    def _panels(self, weight: Tensor, columns: int, bias: Tensor | None = None) -> _Panels:
+    def embedding(self, weight: Matrix) -> Embedding:
+        if not isinstance(weight, BlockMatrix):
+            return super().embedding(weight)
+        return NativeEmbedding(self._panels(weight, len(weight.data)))
+
+    def tied(self, weight: Matrix) -> tuple[Embedding, Linear]:
+        if not isinstance(weight, BlockMatrix):
+            return super().tied(weight)
+        panels = self._panels(weight, len(weight.data))
+        return NativeEmbedding(panels), NativeLinear(panels)
+
+    def _panels(self, weight: Matrix, columns: int, bias: Tensor | None = None) -> _Panels:
         return _Panels(self._library, weight, columns, bias, tiles=self._tiles)

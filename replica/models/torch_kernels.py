@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from replica.models.kernels import GatedLinear, Linear
+from replica.models.blocks import BlockMatrix, Matrix, stacked
+from replica.models.kernels import Embedding, GatedLinear, Linear
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,23 @@ def _prepack(weight: Tensor) -> Tensor | None:
     return packed
 
 
-class TorchLinear:
-    """See replica.models.kernels.Linear."""
+class _Product:
+    """What follows a product x @ weight.T + bias; see replica.models.kernels.Linear."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def floats(self, x: Tensor) -> Tensor:
+        return self(x).float()
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+        hidden += self(x)
+
+
+class TorchLinear(_Product):
+    """Of a weight as numbers."""
 
     __slots__ = ("_bias", "_packed", "_weight")
 
@@ -49,24 +65,45 @@ class TorchLinear:
             return linear(x, self._weight, self._bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
-    def floats(self, x: Tensor) -> Tensor:
-        return self(x).float()
 
-    def add_to(self, hidden: Tensor, x: Tensor) -> None:
-        hidden += self(x)
+class TorchBlockLinear(_Product):
+    """Of blocks, which become numbers for each product anew."""
+
+    __slots__ = ("_bias", "_blocks")
+
+    def __init__(self, weight: BlockMatrix, bias: Tensor | None = None) -> None:
+        self._blocks = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self._blocks.dense(), self._bias)
 
 
 class TorchGated:
-    """See replica.models.kernels.GatedLinear."""
+    """See replica.models.kernels.GatedLinear; `both` gives the gate beside the other factor."""
 
     __slots__ = ("_both",)
 
-    def __init__(self, gate: Tensor, up: Tensor) -> None:
-        self._both = TorchLinear(torch.cat((gate, up)))
+    def __init__(self, both: _Product) -> None:
+        self._both = both
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self._both(x).float().chunk(2, dim=-1)
         return (silu(gate) * up).to(x.dtype)
+
+
+class TorchEmbedding:
+    """See replica.models.kernels.Embedding."""
+
+    __slots__ = ("_weight",)
+
+    def __init__(self, weight: Matrix) -> None:
+        self._weight = weight
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        weight = self._weight
+        rows = weight.dense(token_ids) if isinstance(weight, BlockMatrix) else weight[token_ids]
+        return rows.float()
 
 
 class TorchKernels:
@@ -83,8 +120,20 @@ class TorchKernels:
         heads = qkv[:, : weight.numel()].unflatten(1, weight.shape)
         heads.copy_(self.norm(heads.float(), weight, qkv.dtype))
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return TorchLinear(weight, bias)
+    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        return _linear(weight, bias)
 
-    def gated(self, gate: Tensor, up: Tensor) -> GatedLinear:
-        return TorchGated(gate, up)
+    def gated(self, gate: Matrix, up: Matrix) -> GatedLinear:
+        return TorchGated(_linear(stacked((gate, up))))
+
+    def embedding(self, weight: Matrix) -> Embedding:
+        return TorchEmbedding(weight)
+
+    def tied(self, weight: Matrix) -> tuple[Embedding, Linear]:
+        return self.embedding(weight), self.linear(weight)
+
+
+def _linear(weight: Matrix, bias: Tensor | None = None) -> _Product:
+    if isinstance(weight, BlockMatrix):
+        return TorchBlockLinear(weight, bias)
+    return TorchLinear(weight, bias)

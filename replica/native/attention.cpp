@@ -188,7 +188,7 @@ struct ByTiles {
             for (long row = 0; row < rows; row += tiles::ROWS)
                 tiles::multiply<1>(scratch.queries.data() + row * dim, dim,
                                    scratch.keys.data() + (base + p) * dim, dim,
-                                   scratch.scores.data() + row * BLOCK + p, BLOCK, false);
+                                   scratch.scores.data() + row * BLOCK + p, BLOCK);
     }
 
     static void blend(Scratch<bf16>& scratch, long rows, long base, long positions, long dim) {

@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "blocks.h"
 #include "tiles.h"
 #include "vec.h"
 
 namespace {
+
+using blocks::Panels;
 
 // out[rows][size] = hidden / rms(hidden) * weight
 template <typename E>
@@ -113,36 +116,44 @@ struct Gate {
 };
 
 template <int ROWS, typename E, typename Out, typename Then>
-inline void product_tile(const E* x, const E* panel, const E* ahead, long depth, Out* out,
+inline void product_tile(const E* x, Panels<E>& panels, const E* ahead, long depth, Out* out,
                          long stride, long first, long count, const Then& then) {
     f32x16 total[ROWS][2] = {};
-    multiply<ROWS, 2>(total, x, depth, panel, PANEL * LANE<E>, depth / LANE<E>, ahead);
+    for (long k = 0, step = panels.step(); k < depth; k += step)
+        multiply<ROWS, 2>(total, x + k, depth, panels.at(k), PANEL * LANE<E>, step / LANE<E>,
+                          ahead);
     for (int r = 0; r < ROWS; ++r)
         then(out + r * stride + first, total[r][0], total[r][1], first, count);
 }
 
 constexpr long ROW_BLOCK = 128;  // rows of x that stay in the second-level cache
 
-// then(out[rows][columns], x[rows][depth] * packed). A number is summed in the same order whatever
+// then(out[rows][columns], x[rows][depth] * weights). A number is summed in the same order whatever
 // the other rows are, so that it doesn't depend on them.
 template <typename E, typename Out, typename Then>
-void product(const E* x, const E* packed, Out* out, long rows, long columns, long depth,
+void product(const E* x, const Panels<E>& weights, Out* out, long rows, long columns, long depth,
              const Then& then) {
-    long panels = (columns + Then::columns - 1) / Then::columns;
-#pragma omp parallel for collapse(2) schedule(static)
-    for (long block = 0; block < rows; block += ROW_BLOCK)
-        for (long index = 0; index < panels; ++index) {
-            const E* panel = packed + index * PANEL * depth;
-            long first = index * Then::columns, count = std::min(columns - first, Then::columns);
-            long row = block, end = std::min(rows, block + ROW_BLOCK);
-            auto tile = [&]<int ROWS>() {
-                const E* ahead = row + ROWS == end ? panel + PANEL * depth : nullptr;
-                product_tile<ROWS>(x + row * depth, panel, ahead, depth, out + row * columns, columns,
-                                   first, count, then);
-            };
-            for (; row + TILE_ROWS <= end; row += TILE_ROWS) tile.template operator()<TILE_ROWS>();
-            last_tile<TILE_ROWS - 1>(end - row, tile);
-        }
+    long count_panels = (columns + Then::columns - 1) / Then::columns;
+#pragma omp parallel
+    {
+        Panels<E> panels = weights;
+#pragma omp for collapse(2) schedule(static)
+        for (long block = 0; block < rows; block += ROW_BLOCK)
+            for (long index = 0; index < count_panels; ++index) {
+                long first = index * Then::columns;
+                long count = std::min(columns - first, Then::columns);
+                long row = block, end = std::min(rows, block + ROW_BLOCK);
+                panels.open(index, end - block > TILE_ROWS);
+                auto tile = [&]<int ROWS>() {
+                    const E* ahead = row + ROWS == end ? panels.next() : nullptr;
+                    product_tile<ROWS>(x + row * depth, panels, ahead, depth, out + row * columns,
+                                       columns, first, count, then);
+                };
+                for (; row + TILE_ROWS <= end; row += TILE_ROWS)
+                    tile.template operator()<TILE_ROWS>();
+                last_tile<TILE_ROWS - 1>(end - row, tile);
+            }
+    }
 }
 
 #if defined(WR_TILES)
@@ -150,9 +161,9 @@ constexpr long TILED_ROWS = 256;  // rows of x that stay in the second-level cac
 
 // The same by tiles; `depth` fills whole ones.
 template <typename Out, typename Then>
-void tiled_product(const bf16* x, const bf16* packed, Out* out, long rows, long columns, long depth,
-                   const Then& then) {
-    long panels = (columns + Then::columns - 1) / Then::columns;
+void tiled_product(const bf16* x, const Panels<bf16>& weights, Out* out, long rows, long columns,
+                   long depth, const Then& then) {
+    long count_panels = (columns + Then::columns - 1) / Then::columns;
     long whole = rows / tiles::ROWS * tiles::ROWS;
     static thread_local std::vector<bf16> kept;
     kept.assign(tiles::ROWS * depth, bf16{0});
@@ -161,28 +172,29 @@ void tiled_product(const bf16* x, const bf16* packed, Out* out, long rows, long 
 #pragma omp parallel
     {
         tiles::Configured configured;
+        Panels<bf16> panels = weights;
         alignas(64) float sums[2 * tiles::ROWS * PANEL];
 #pragma omp for collapse(2) schedule(static)
         for (long block = 0; block < rows; block += TILED_ROWS)
-            for (long index = 0; index < panels; ++index) {
-                const bf16* panel = packed + index * PANEL * depth;
+            for (long index = 0; index < count_panels; ++index) {
                 long first = index * Then::columns;
                 long count = std::min(columns - first, Then::columns);
                 long end = std::min(rows, block + TILED_ROWS);
+                panels.open(index, end - block > 2 * tiles::ROWS);
                 auto write = [&](long row, long many) {
                     for (long r = 0; r < many; ++r)
                         then(out + (row + r) * columns + first, load_floats(sums + r * PANEL),
                              load_floats(sums + r * PANEL + WIDTH), first, count);
                 };
-                bool more = index + 1 < panels;
+                const bf16* ahead = index + 1 < count_panels ? panels.next() : nullptr;
                 long row = block, full = std::min(whole, end);
-                for (; row + 2 * tiles::ROWS <= full; row += 2 * tiles::ROWS, more = false) {
-                    tiles::multiply<2>(x + row * depth, depth, panel, depth, sums, PANEL, more);
+                for (; row + 2 * tiles::ROWS <= full; row += 2 * tiles::ROWS, ahead = nullptr) {
+                    tiles::multiply<2>(x + row * depth, depth, panels, depth, sums, PANEL, ahead);
                     write(row, 2 * tiles::ROWS);
                 }
-                for (; row < end; row += tiles::ROWS, more = false) {
+                for (; row < end; row += tiles::ROWS, ahead = nullptr) {
                     const bf16* from = row < whole ? x + row * depth : last;
-                    tiles::multiply<1>(from, depth, panel, depth, sums, PANEL, more);
+                    tiles::multiply<1>(from, depth, panels, depth, sums, PANEL, ahead);
                     write(row, std::min(tiles::ROWS, end - row));
                 }
             }
@@ -208,10 +220,17 @@ void with_then(int then, void* out, const float* bias, Body&& body) {
 
 template <typename E>
 void any_product(const void* x, const void* packed, const float* bias, void* out, long rows,
-                 long columns, long depth, int then) {
+                 long columns, long depth, int then, int encoding) {
     with_then<E>(then, out, bias, [&](auto* to, const auto& what) {
-        product((const E*)x, (const E*)packed, to, rows, columns, depth, what);
+        product((const E*)x, Panels<E>(packed, depth, encoding), to, rows, columns, depth, what);
     });
+}
+
+template <typename E>
+void columns_of(const void* packed, const int64_t* ids, float* out, long count, long depth,
+                int encoding) {
+    Panels<E> panels(packed, depth, encoding);
+    for (long i = 0; i < count; ++i) panels.column(ids[i], out + i * depth);
 }
 
 }  // namespace
@@ -246,6 +265,25 @@ void wr_pack(const void* weight, void* packed, long columns, long depth, int is_
         pack((const float*)weight, (float*)packed, columns, depth);
 }
 
+// blocks[columns][depth / 32] of a file to panels, which are as long; the columns fill panels, and
+// `packed` holds zeros. encoding: 1 Q4_1, 2 Q8_0.
+void wr_pack_blocks(const void* from, void* packed, long columns, long depth, int encoding,
+                    int is_bf16) {
+    if (is_bf16)
+        blocks::pack<bf16>((const uint8_t*)from, (uint8_t*)packed, columns, depth, encoding);
+    else
+        blocks::pack<float>((const uint8_t*)from, (uint8_t*)packed, columns, depth, encoding);
+}
+
+// out[count][depth] = columns of packed blocks by their ids, rounded to the panels' type
+void wr_columns(const void* packed, const int64_t* ids, float* out, long count, long depth,
+                int encoding, int is_bf16) {
+    if (is_bf16)
+        columns_of<bf16>(packed, ids, out, count, depth, encoding);
+    else
+        columns_of<float>(packed, ids, out, count, depth, encoding);
+}
+
 // Whether wr_product may be told to use tiles.
 int wr_tiles() {
 #if defined(WR_TILES)
@@ -258,17 +296,20 @@ int wr_tiles() {
 // kind: 0 float, 1 bfloat16, 2 bfloat16 by tiles (depth a multiple of 32).
 // then: 0 writes in the dtype of x, 1 writes floats, 2 adds to floats, 3 gates. bias may be null;
 // it has as many floats as there are packed columns, and counts for 0 and 1 only.
+// encoding: 0 for what wr_pack made, else that of wr_pack_blocks.
 void wr_product(const void* x, const void* packed, const void* bias, void* out, long rows,
-                long columns, long depth, int then, int kind) {
+                long columns, long depth, int then, int kind, int encoding) {
     enum { FLOAT, BF16, TILES };
     auto* b = (const float*)bias;
-    if (kind == FLOAT) return any_product<float>(x, packed, b, out, rows, columns, depth, then);
+    if (kind == FLOAT)
+        return any_product<float>(x, packed, b, out, rows, columns, depth, then, encoding);
 #if defined(WR_TILES)
     if (kind == TILES)
         return with_then<bf16>(then, out, b, [&](auto* to, const auto& what) {
-            tiled_product((const bf16*)x, (const bf16*)packed, to, rows, columns, depth, what);
+            Panels<bf16> weights(packed, depth, encoding);
+            tiled_product((const bf16*)x, weights, to, rows, columns, depth, what);
         });
 #endif
-    any_product<bf16>(x, packed, b, out, rows, columns, depth, then);
+    any_product<bf16>(x, packed, b, out, rows, columns, depth, then, encoding);
 }
 }

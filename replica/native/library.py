@@ -12,7 +12,7 @@ KERNELS = NativeSource(
     name="kernels",
     folder=Path(__file__).parent,
     sources=("layers.cpp", "attention.cpp"),
-    headers=("vec.h", "tiles.h", "transpose.h", "softmax.h", "single.h"),
+    headers=("vec.h", "blocks.h", "tiles.h", "transpose.h", "softmax.h", "single.h"),
     flags=("-fopenmp",),
 )
 
@@ -25,7 +25,9 @@ def load_library() -> ctypes.CDLL:
         "wr_norm": [pointer] * 3 + [long] * 2 + [real, flag],
         "wr_rotate_and_store": [pointer] * 7 + [long] * 4 + [flag],
         "wr_pack": [pointer] * 2 + [long] * 2 + [flag],
-        "wr_product": [pointer] * 4 + [long] * 3 + [flag] * 2,
+        "wr_pack_blocks": [pointer] * 2 + [long] * 2 + [flag] * 2,
+        "wr_columns": [pointer] * 3 + [long] * 2 + [flag] * 2,
+        "wr_product": [pointer] * 4 + [long] * 3 + [flag] * 3,
         "wr_attend": [pointer] * 7 + [long] * 7 + [flag],
     }
     library = declare(load_object(KERNELS), signatures)

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "blocks.h"
 #include "vec.h"
 
 #if defined(__AMX_BF16__) && defined(__AVX512F__)
@@ -41,11 +42,11 @@ struct Configured {
     ~Configured() { _tile_release(); }
 };
 
-// sums[TILES * 16][32] = x[TILES * 16][depth] * panel; fetches the next panel into the cache where
-// it is to
+// sums[TILES * 16][32] = x[TILES * 16][depth] * the panel that is open; fetches from `ahead` into
+// the cache what it reads of the panel, where there is such
 template <int TILES>
-inline void multiply(const bf16* x, long x_step, const bf16* panel, long depth, float* sums,
-                     long sums_step, bool ahead) {
+inline void multiply(const bf16* x, long x_step, blocks::Panels<bf16>& panels, long depth,
+                     float* sums, long sums_step, const bf16* ahead) {
     constexpr long LINE = 64 / sizeof(bf16), PAIRS = PANEL * sizeof(uint32_t);
     long bytes = x_step * sizeof(bf16);
     _tile_zero(0);
@@ -54,9 +55,10 @@ inline void multiply(const bf16* x, long x_step, const bf16* panel, long depth, 
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (long k = 0; k < depth; k += DEPTH, panel += STEP) {
+    for (long k = 0; k < depth; k += DEPTH) {
+        const bf16* panel = panels.at(k);
         if (ahead)
-            for (long i = 0; i < STEP; i += LINE) __builtin_prefetch(panel + PANEL * depth + i);
+            for (long i = 0; i < STEP; i += LINE) __builtin_prefetch(ahead + k * PANEL + i);
         _tile_loadd(6, panel, PAIRS);
         _tile_loadd(7, panel + PANEL, PAIRS);
         _tile_loadd(4, x + k, bytes);
@@ -75,6 +77,15 @@ inline void multiply(const bf16* x, long x_step, const bf16* panel, long depth, 
         _tile_stored(2, sums + ROWS * sums_step, wide);
         _tile_stored(3, sums + ROWS * sums_step + WIDTH, wide);
     }
+}
+
+// The same with a panel of numbers.
+template <int TILES>
+inline void multiply(const bf16* x, long x_step, const bf16* panel, long depth, float* sums,
+                     long sums_step) {
+    blocks::Panels<bf16> panels(panel, depth, blocks::DENSE);
+    panels.open(0, true);
+    multiply<TILES>(x, x_step, panels, depth, sums, sums_step, nullptr);
 }
 
 // sums[16][32] += x[16][depth] * packed, of which [depth / 2][columns][2] are 32 columns

@@ -8,6 +8,7 @@ import torch
 
 from configs.load import ConfigError
 from configs.model.card import ModelCard
+from configs.model.kept import require_q4
 from configs.model.weights import open_weights
 from configs.native import CompileError, cpu_flags
 from configs.schema import ReplicaConfig
@@ -98,9 +99,15 @@ def build_runner(card: ModelCard, config: ReplicaConfig) -> ModelRunner:
     torch.set_num_threads(config.threads)
     context_tokens = min(config.context_tokens, shape.context_tokens)
     attention, kernels = _kernels(card, config, device)
-    log.info("model in %s on %s, %s kernels", name, device, attention.name)
+    source = open_weights(card.path)
+    keep_blocks = config.weights == "q4"
+    if keep_blocks:
+        require_q4(source, card.path)
+    log.info(
+        "model in %s on %s, %s kernels, weights %s", name, device, attention.name, config.weights
+    )
     model = Llama(
-        load_llama(open_weights(card.path), kernels, dtype, device),
+        load_llama(source, kernels, dtype, device, keep_blocks=keep_blocks),
         RopeTable.build(context_tokens, shape.head_dim, shape.rope_theta, device),
         attention,
         kernels,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from configs.model.errors import ModelError
 from configs.model.gguf import GGUFFile
+from configs.model.quant import ENCODINGS
 from configs.model.shape import tensor_shapes
 from configs.model.weights import open_weights
 from tests.fakes.gguf_writer import write_gguf
@@ -27,6 +28,7 @@ from tests.fakes.tiny_folder import (
     save_weights,
     write_tiny_folder,
 )
+from tests.fakes.tiny_model import write_tiny_gguf
 
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -92,6 +94,22 @@ def test_both_kinds_of_file_give_the_same_weights(
         for weights in (gguf, folder):
             assert weights.tensor(name).dtype == np.float32
             np.testing.assert_array_equal(weights.tensor(name), array)
+
+
+def test_what_is_encoded_lies_in_the_order_of_the_numbers(tmp_path: Path, tiny_model: Path) -> None:
+    written = folder_weights("llama", tied=False)
+    folder = open_weights(write_tiny_folder(tmp_path / "folder"))
+    gguf = open_weights(write_as_gguf(tmp_path / "a.gguf", tiny_model, "llama", written))
+    kept = open_weights(write_tiny_gguf(tmp_path / "q4.gguf", q4=True))
+    encodings = {each.name: each for each in ENCODINGS.values()}
+    for weights in (folder, gguf, kept):
+        for name in weights.names:
+            encoding, rows = encodings[weights.encoding(name)], weights.encoded(name)
+            wanted = weights.tensor(name)
+            assert rows.shape == (wanted.size // wanted.shape[-1], rows.shape[1])
+            found = encoding.decode(rows.reshape(-1, encoding.size)).reshape(wanted.shape)
+            np.testing.assert_array_equal(found, wanted)
+    assert {kept.encoding(name) for name in kept.names} == {"F32", "Q4_1", "Q8_0"}
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-3), ("bfloat16", 8e-3)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.fakes.gguf_writer import Value, write_gguf
+from tests.fakes.gguf_writer import Tensor, Value, q4_1, q8_0, write_gguf
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = (
@@ -112,7 +112,14 @@ def write_tiny_gguf(
     kv_heads: int = 2,
     context: int = 2048,
     seed: int = 0,
+    q4: bool = False,
 ) -> Path:
-    """A random Llama-family GGUF at `path`; equal arguments give equal bytes."""
+    """A random Llama-family GGUF at `path`; equal arguments give equal bytes. With `q4` its
+    matrices are Q4_1 blocks, its embedding Q8_0."""
     metadata = _metadata(layers, hidden, heads, kv_heads, context)
-    return write_gguf(path, metadata, _tensors(layers, hidden, heads, kv_heads, seed))
+    tensors: dict[str, Tensor] = dict(_tensors(layers, hidden, heads, kv_heads, seed))
+    if q4:
+        for name, array in tensors.items():
+            if len(array.shape) == 2:
+                tensors[name] = (q8_0 if name == "token_embd.weight" else q4_1)(array)
+    return write_gguf(path, metadata, tensors)

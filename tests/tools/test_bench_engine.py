@@ -117,16 +117,18 @@ def test_an_exported_model_is_ours_to_the_bit_in_bf16(tmp_path: Path) -> None:
 
 def test_ours_alone_gives_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, out = tmp_path / "tiny.gguf", tmp_path / "figures.json"
-    write_tiny_gguf(model, context=4096)
+    write_tiny_gguf(model, context=4096, q4=True)
     flags = ["--model", str(model), "--rounds", "1", "--steps", "2", "--context", "8"]
     flags += ["--dtype", "float32", "--alone", "--json", str(out)]
     assert cli.main(["engine", *flags]) == 0
     found = json.loads(out.read_text())
-    us = found["us"]
-    assert us["precision"] == "float32"
-    assert set(us["prefill"]) == {"512", "2048"}
-    assert set(us["decode"]) == {"1", "4", "16", "64"}
-    assert min((*us["prefill"].values(), *us["decode"].values())) > 0.0
+    for name, precision in (("us", "float32"), ("us_q4", "float32, 4-bit weights")):
+        mine = found[name]
+        assert mine["precision"] == precision
+        assert set(mine["prefill"]) == {"512", "2048"}
+        assert set(mine["decode"]) == {"1", "4", "16", "64"}
+        assert min((*mine["prefill"].values(), *mine["decode"].values())) > 0.0
+    assert set(found["ratios_q4"]) == {"us"}
     assert 0.0 < found["overhead_b16"] < 1.0
     assert "overhead of a decode step at batch 16" in capsys.readouterr().out
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from configs.model.kept import NOTHING_KEPT
+from configs.schema import HeldWeights
 from tools.doctor.sizes import ModelSize
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
@@ -17,7 +19,8 @@ COLLECTIVE_BYTES = 64 * MIB
 class Setup:
     """How the model is to be served. `kv_blocks` 0: as many as the memory allows. `reserve_bytes`:
     captured graphs and workspaces of kernels, on a GPU. `copies_head`: a tied head is laid out anew
-    for its kernel, so that it takes memory of its own (so it is on a CPU)."""
+    for its kernel, so that it takes memory of its own (so it is on a CPU). `weights`: as a
+    replica's."""
 
     dtype: str
     kv_dtype: str
@@ -31,6 +34,7 @@ class Setup:
     weights_bytes: int = 0
     reserve_bytes: int = 0
     copies_head: bool = False
+    weights: HeldWeights = "dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +120,17 @@ def capacity(model: ModelSize, setup: Setup, draft: ModelSize | None = None) -> 
 def _weights(model: ModelSize, setup: Setup, element: int) -> Share:
     if setup.weights_bytes:
         return Share("weights", setup.weights_bytes, "as given")
-    numbers = model.parameters
+    kept = model.kept if setup.weights == "q4" else NOTHING_KEPT
+    numbers = model.parameters - kept.parameters
     how = f"{numbers / 1e6:,.1f} million x {element}"
-    if setup.copies_head and model.tied_head:
+    if kept.parameters:
+        how = f"{kept.parameters / 1e6:,.1f} million in {kept.bytes:,} bytes of blocks, {how}"
+    if setup.copies_head and model.tied_head and not kept.embedding:
         numbers += model.vocab * model.hidden
         how += ", the tied head twice"
     parallel = setup.tensor_parallel
-    return Share("weights", numbers * element // parallel, how + _over(parallel))
+    size = (kept.bytes + numbers * element) // parallel
+    return Share("weights", size, how + _over(parallel))
 
 
 def _draft(draft: ModelSize | None, element: int) -> tuple[Share, ...]:

@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.load import ConfigError, load_cluster, model_path
+from configs.model.kept import require_q4
 from configs.model.weights import open_weights
-from configs.schema import ReplicaConfig
+from configs.schema import HeldWeights, ReplicaConfig
 from replica.sched.ledger import HORIZON_TOKENS
 from tools.doctor.capacity import ELEMENT_BYTES, MIB, Capacity, Setup, capacity
 from tools.doctor.machine import GIB, available_bytes
-from tools.doctor.sizes import ModelSize, size_of_config, size_of_shape
+from tools.doctor.sizes import ModelSize, size_of_config, size_of_weights
 from tools.errors import CommandError
 from tools.fetch import default_model
 from tools.flags import factor, natural, positive
@@ -33,6 +34,7 @@ def add_flags(group: argparse._ArgumentGroup) -> None:
     add("--model", type=Path, help="a GGUF file, a folder, or any decoder's config.json")
     add("--draft", type=Path, help="a draft model, as --model")
     add("--dtype", choices=("auto", *ELEMENT_BYTES), help="of the weights")
+    add("--weights", choices=("dense", "q4"), help="numbers, or a GGUF's 4-bit blocks as they are")
     add("--kv-dtype", choices=tuple(ELEMENT_BYTES), help="of the KV (default: as the weights)")
     add("--tp", type=positive, default=1, metavar="N", help="devices in tensor parallelism")
     add("--memory-gib", type=factor, metavar="G", help="of one device (default: what is free)")
@@ -52,7 +54,8 @@ def plan(flags: argparse.Namespace, console: Console) -> dict[str, Any]:
     if flags.shared_tokens > flags.prompt_tokens:
         raise CommandError("--shared-tokens is more than --prompt-tokens")
     replica, path = _settings(flags)
-    model, draft = _size(path), _size(flags.draft) if flags.draft else None
+    model = _size(path, replica.weights)
+    draft = _size(flags.draft, "dense") if flags.draft else None
     found = capacity(model, _setup(flags, replica, model), draft)
     _print(console, model, found, flags)
     return _figures(found, model, flags)
@@ -74,16 +77,21 @@ def _settings(flags: argparse.Namespace) -> tuple[ReplicaConfig, Path]:
             replica, path = named[0], model_path(cluster, named[0])
     changes = {
         name: getattr(flags, name)
-        for name in ("block_tokens", "max_running", "max_step_tokens")
+        for name in ("block_tokens", "max_running", "max_step_tokens", "weights")
         if getattr(flags, name) is not None
     }
     return msgspec.structs.replace(replica, **changes), flags.model or path or default_model()
 
 
-def _size(path: Path) -> ModelSize:
+def _size(path: Path, held: HeldWeights) -> ModelSize:
     if path.suffix == ".json":
+        if held == "q4":
+            raise CommandError("--weights q4 needs the model's GGUF file, not a config.json")
         return size_of_config(path)
-    return size_of_shape(open_weights(path).shape)
+    weights = open_weights(path)
+    if held == "q4":
+        require_q4(weights, path)
+    return size_of_weights(weights)
 
 
 def _setup(flags: argparse.Namespace, replica: ReplicaConfig, model: ModelSize) -> Setup:
@@ -111,6 +119,7 @@ def _setup(flags: argparse.Namespace, replica: ReplicaConfig, model: ModelSize) 
         weights_bytes=int((flags.weights_gib or 0) * GIB),
         reserve_bytes=reserve_mib * MIB,
         copies_head=on_cpu,
+        weights=replica.weights,
     )
 
 

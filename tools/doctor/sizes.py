@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.model.shape import ModelShape, tensor_shapes
+from configs.model.kept import NOTHING_KEPT, Kept, kept
+from configs.model.shape import tensor_shapes
+from configs.model.weights import Weights
 from tools.errors import CommandError
 
 FLOAT_BYTES = 4
@@ -17,7 +19,8 @@ FLOAT_BYTES = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
     """`latent_dim` above 0: multi-head latent attention, which keeps so many numbers a layer and
-    token (compressed KV and the rotated key), whatever the heads. `parameters` 0: not known."""
+    token (compressed KV and the rotated key), whatever the heads. `parameters` 0: not known.
+    `kept`: those of them that may stay as the file's blocks."""
 
     layers: int
     hidden: int
@@ -29,6 +32,7 @@ class ModelSize:
     parameters: int
     tied_head: bool
     latent_dim: int = 0
+    kept: Kept = NOTHING_KEPT
 
     @property
     def attention(self) -> str:
@@ -67,8 +71,9 @@ class ModelSize:
         )
 
 
-def size_of_shape(shape: ModelShape) -> ModelSize:
+def size_of_weights(weights: Weights) -> ModelSize:
     """Of a model that the engine can load."""
+    shape = weights.shape
     return ModelSize(
         layers=shape.layers,
         hidden=shape.hidden,
@@ -79,6 +84,7 @@ def size_of_shape(shape: ModelShape) -> ModelSize:
         vocab=shape.vocab,
         parameters=sum(math.prod(size) for size in tensor_shapes(shape).values()),
         tied_head=shape.tied_head,
+        kept=kept(weights),
     )
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from configs.model.kept import require_q4
 from configs.model.weights import open_weights
 from configs.schema import KvConfig, ReplicaConfig
 from events.subjects import check_id
@@ -68,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         choices=("auto", "float32", "bfloat16"),
         help=f"of the weights and the KV blocks {default}",
+    )
+    add(
+        "--weights",
+        default="dense",
+        choices=("dense", "q4"),
+        help=f"in memory: as numbers, or a GGUF's 4-bit blocks as they are {default}",
     )
     add("--block-tokens", type=positive, default=16, help=f"tokens of one KV block {default}")
     add("--kv-blocks", type=positive, default=2048, help=f"KV blocks of each replica {default}")
@@ -152,6 +159,8 @@ def options_of(argv: Sequence[str]) -> UpOptions:
     model = flags.model or default_model(progress=_say)
     if not model.exists():
         raise CommandError(f"no model at {model}")
+    if flags.weights == "q4":
+        require_q4(open_weights(model), model)
     return UpOptions(
         state=flags.state or default_folder(flags.cluster),
         model=model.resolve(),
@@ -173,6 +182,7 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         replica_settings={
             "device": flags.device,
             "dtype": flags.dtype,
+            "weights": flags.weights,
             "block_tokens": flags.block_tokens,
             "kv_blocks": flags.kv_blocks,
             "threads": flags.threads,

@@ -52,6 +52,13 @@ class RandomWeights:
         array.flags.writeable = False
         return array
 
+    def encoding(self, name: str) -> str:
+        return "F32"
+
+    def encoded(self, name: str) -> NDArray[np.uint8]:
+        array = self.tensor(name)
+        return array.reshape(-1, array.shape[-1]).view(np.uint8)
+
     def fingerprint(self) -> str:
         return "00"
 

@@ -53,6 +53,11 @@ def test_what_cannot_be_used_is_named(
         build_runner(card, settings(**changes))
 
 
+def test_4_bit_weights_are_refused_where_there_are_none(card: ModelCard) -> None:
+    with pytest.raises(ConfigError, match=r"Q4_1 weights; .*tiny\.gguf holds F16, F32"):
+        build_runner(card, settings(weights="q4"))
+
+
 def test_the_pool_is_as_large_as_asked(card: ModelCard) -> None:
     runner = build_runner(card, settings(kv_blocks=24, block_tokens=8))
     assert (runner.total_blocks, runner.block_tokens) == (24, 8)

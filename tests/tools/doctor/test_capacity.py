@@ -12,10 +12,11 @@ from configs.model.card import load_card
 from configs.model.weights import open_weights
 from configs.schema import ReplicaConfig
 from replica.runner.build import build_runner
+from tests.fakes.tiny_model import write_tiny_gguf
 from tests.replica.sched.rig import Bench, sampling, tokens_of
 from tools import cli
 from tools.doctor.capacity import MIB, Setup, capacity
-from tools.doctor.sizes import ModelSize, size_of_config, size_of_shape
+from tools.doctor.sizes import ModelSize, size_of_config, size_of_weights
 
 GIB = 1 << 30
 LLAMA2_7B = {
@@ -112,7 +113,7 @@ def test_a_device_that_is_too_small_holds_nothing(tmp_path: Path) -> None:
 def test_it_agrees_with_what_the_engine_allocates(tiny_model: Path, dtype: str) -> None:
     config = ReplicaConfig(id="r", dtype=dtype, kernel="torch", kv_blocks=37, block_tokens=8)
     runner = build_runner(load_card(tiny_model), config)
-    size = size_of_shape(open_weights(tiny_model).shape)
+    size = size_of_weights(open_weights(tiny_model))
     setup = replace(SETUP, dtype=dtype, kv_dtype=dtype, block_tokens=8, kv_blocks=37)
     found = capacity(size, setup)
     shares = {share.name: share.bytes for share in found.shares}
@@ -122,9 +123,39 @@ def test_it_agrees_with_what_the_engine_allocates(tiny_model: Path, dtype: str) 
     assert shares["KV"] == sum(
         tensor.nbytes for layer in pool.layers for tensor in (layer.keys, layer.values)
     )
-    weights = runner._model._weights
-    assert shares["weights"] >= weights.embedding.nbytes
+    assert shares["weights"] >= runner._model._weights.embedding._weight.nbytes
     runner.close()
+
+
+def test_kept_blocks_are_counted_as_the_engine_holds_them(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", q4=True)
+    config = ReplicaConfig(id="r", dtype="bfloat16", weights="q4", kernel="torch", kv_blocks=8)
+    runner = build_runner(load_card(path), config)
+    held = runner._model._weights
+    matrices = {
+        linear._blocks.data.data_ptr(): linear._blocks.data.nbytes
+        for layer in held.layers
+        for linear in (layer.qkv, layer.output, layer.gated._both, layer.down, held.head)
+    }
+    assert held.embedding._weight.data.data_ptr() in matrices
+    size = size_of_weights(open_weights(path))
+    assert size.kept.bytes == sum(matrices.values())
+    setup = replace(SETUP, kv_blocks=8, weights="q4", copies_head=True)
+    (share,) = (share for share in capacity(size, setup).shares if share.name == "weights")
+    norms = size.parameters - size.kept.parameters
+    assert norms == (2 * size.layers + 1) * size.hidden
+    assert share.bytes == size.kept.bytes + norms * 2
+    assert "of blocks" in share.how
+    assert "twice" not in share.how
+    runner.close()
+
+
+def test_4_bit_weights_are_not_planned_where_there_are_none(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["doctor", "--capacity", "--weights", "q4", "--model", str(tiny_model)]
+    assert cli.main(flags) == 1
+    assert "needs a GGUF file with Q4_1 weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("prompt", "output", "shared"), [(17, 16, 0), (40, 25, 0), (33, 32, 32)])

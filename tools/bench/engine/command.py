@@ -23,8 +23,10 @@ from typing import Any
 from rich.console import Console
 
 from configs.model.card import ModelCard, load_card
+from configs.model.kept import has_q4
+from configs.model.weights import open_weights
 from tools.bench.engine.contest import Contender, Course, EngineError, Scores, run
-from tools.bench.engine.entrants import PEERS, US, Entrant, ours, peers
+from tools.bench.engine.entrants import PEERS, US, US_Q4, Entrant, ours, peers
 from tools.bench.engine.export import export
 from tools.errors import CommandError
 from tools.fetch import default_model
@@ -128,19 +130,19 @@ def _contest(
     }
     about: dict[str, Any] = {}
     try:
-        us = _started(ours(US, flags.dtype), flags, folder, stack)
-        about[US] = us.load({**words, "dtype": flags.dtype})
+        dense = ours(US, flags.dtype)
+        us = _started(dense, flags, folder, stack)
+        about[US] = us.load(_words_to(dense, words))
         dtype = about[US]["precision"]
-        entrants = [] if flags.alone else peers(dict(flags.peer), dtype)
+        entrants = [ours(US_Q4, dtype)] if has_q4(open_weights(model)) else []
+        entrants += [] if flags.alone else peers(dict(flags.peer), dtype)
         if any(not entrant.reads_file for entrant in entrants):
             export(model, folder)
         contenders, left_out = [us], {}
         for entrant in entrants:
             try:
                 contender = _started(entrant, flags, folder, stack)
-                about[entrant.name] = contender.load(
-                    {**words, "dtype": entrant.dtype, "library": entrant.library}
-                )
+                about[entrant.name] = contender.load(_words_to(entrant, words))
                 contenders.append(contender)
             except EngineError as error:
                 left_out[entrant.name] = str(error).strip().splitlines()[-1]
@@ -156,6 +158,12 @@ def _contest(
     return found
 
 
+def _words_to(entrant: Entrant, words: Mapping[str, Any]) -> dict[str, Any]:
+    """What one is told to load."""
+    settings = {**words["settings"], **entrant.settings}
+    return {**words, "dtype": entrant.dtype, "library": entrant.library, "settings": settings}
+
+
 def _started(
     entrant: Entrant, flags: argparse.Namespace, folder: Path, stack: ExitStack
 ) -> Contender:
@@ -168,14 +176,19 @@ def _started(
 
 
 def _figures(scores: Mapping[str, Scores], about: Mapping[str, Any]) -> dict[str, Any]:
-    """`us` and each peer by name; `overhead_b16`; `ratios`: ours over each peer's."""
+    """`us`, `us_q4` where the file has such weights, and each peer by name; `overhead_b16`;
+    `ratios`: ours over each other's, and `ratios_q4` those of `us_q4`."""
     us = scores[US]
     found: dict[str, Any] = {
         name: {**about[name], **score.figures()} for name, score in scores.items()
     }
     if OVERHEAD_ROWS in us.overhead:
         found["overhead_b16"] = median(us.overhead[OVERHEAD_ROWS])
-    found["ratios"] = {name: us.ratios(score) for name, score in scores.items() if name != US}
+    for key, mine in (("ratios", US), ("ratios_q4", US_Q4)):
+        if mine in scores:
+            found[key] = {
+                name: scores[mine].ratios(score) for name, score in scores.items() if name != mine
+            }
     return found
 
 
@@ -202,10 +215,10 @@ def _show_contest(found: Mapping[str, Any]) -> None:
         for task in ("prefill", "decode"):
             rates = "  ".join(f"{size}: {rate:.0f}" for size, rate in figures[task].items())
             print(f"  {task} tokens/s  {rates}")
-        if ratios := found["ratios"].get(name):
-            for task in ("prefill", "decode"):
-                text = "  ".join(f"{size}: {ratio:.2f}" for size, ratio in ratios[task].items())
-                print(f"  ours is faster, {task}  {text}")
+        for mine, whose in (("ratios", "ours"), ("ratios_q4", "ours with 4-bit weights")):
+            for task, ratios in found.get(mine, {}).get(name, {}).items():
+                text = "  ".join(f"{size}: {ratio:.2f}" for size, ratio in ratios.items())
+                print(f"  {whose} is faster, {task}  {text}")
     if "overhead_b16" in found:
         print(f"overhead of a decode step at batch 16: {found['overhead_b16']:.1%} of its CPU time")
     for name, value in found.get("forward", {}).items():

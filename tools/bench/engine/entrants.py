@@ -7,13 +7,14 @@ import shutil
 import sys
 from collections.abc import Mapping
 from ctypes.util import find_library
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
 from tools.errors import CommandError
 
 US = "us"
+US_Q4 = "us_q4"
 LLAMA_CPP = "llama.cpp"
 _BF16 = "-bf16"
 _SCRIPTS = Path(__file__).parent / "peers"
@@ -22,22 +23,25 @@ _SCRIPTS = Path(__file__).parent / "peers"
 @dataclass(frozen=True, slots=True)
 class Entrant:
     """How one is started. `library`: of llama.cpp, empty for its interpreter's own. `dtype`: what
-    its weights are asked to be; "file" for what the model's file holds."""
+    its weights are asked to be; "file" for what the model's file holds. `settings`: of ours."""
 
     name: str
     command: list[str]
     dtype: str
     library: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reads_file(self) -> bool:
         """Whether it takes our model file as it is."""
-        return self.name.startswith(LLAMA_CPP)
+        return self.name.startswith((LLAMA_CPP, US))
 
 
 def ours(name: str, dtype: str) -> Entrant:
-    """This checkout's engine."""
-    return Entrant(name, [sys.executable, "-m", "tools.bench.engine.ours"], dtype)
+    """This checkout's engine, by the weights that it holds: US or US_Q4."""
+    held = "q4" if name == US_Q4 else "dense"
+    command = [sys.executable, "-m", "tools.bench.engine.ours"]
+    return Entrant(name, command, dtype, settings={"weights": held})
 
 
 def peers(named: Mapping[str, str], dtype: str) -> list[Entrant]:

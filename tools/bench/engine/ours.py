@@ -53,7 +53,8 @@ class Ours:
         self._runner = build_runner(self._card, self._config)
         self._random = random.Random(0)
         self._loop = uvloop.new_event_loop()
-        return {"version": "this checkout", "precision": dtype_name(self._config)}
+        held = {"dense": "", "q4": ", 4-bit weights"}[self._config.weights]
+        return {"version": "this checkout", "precision": dtype_name(self._config) + held}
 
     def prefill(self, tokens: int) -> dict[str, float]:
         """From the request's frame to that of its only token."""

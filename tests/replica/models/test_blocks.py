@@ -1,0 +1,129 @@
+"""Weights kept as a file's blocks: what they stand for to the bit, and products with the same bits
+as of the numbers that they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from configs.model.quant import ENCODINGS
+from replica.models.blocks import DECODERS, BlockMatrix
+from replica.models.kernels import Kernels, Linear
+from tests.replica.models.test_kernels import DTYPES, close, make, numbers
+
+NATIVE = ["native", "native by tiles"]
+SIZES = [(32, 1), (64, 96), (576, 50)]
+ROWS = [1, 2, 8, 9, 16, 17, 33, 150, 300]
+
+
+def blocks(
+    rows: int, columns: int, encoding: str, dtype: torch.dtype, scale_bits: int = 0x3FFF
+) -> BlockMatrix:
+    """Random bytes, but for scales and least values that are finite (and small by default)."""
+    size, _ = DECODERS[encoding]
+    generator = np.random.default_rng(rows + columns)
+    raw = generator.integers(0, 256, (rows * columns // 32, size), np.uint8)
+    halves = 2 if encoding == "Q4_1" else 1
+    view = raw[:, : 2 * halves].copy().view("<u2")
+    raw[:, : 2 * halves] = (view & (0x8000 | scale_bits) & 0xB0FF).view(np.uint8)
+    return BlockMatrix(torch.from_numpy(raw.reshape(rows, -1)), encoding, dtype)
+
+
+def every_half(encoding: str, dtype: torch.dtype) -> BlockMatrix:
+    """Each finite float16 as a scale, normal or not, with one of the others as least value."""
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    halves = halves[(halves & 0x7C00) != 0x7C00]
+    size, _ = DECODERS[encoding]
+    raw = np.random.default_rng(1).integers(0, 256, (len(halves), size), np.uint8)
+    raw[:, :2] = halves.view(np.uint8).reshape(-1, 2)
+    if encoding == "Q4_1":
+        raw[:, 2:4] = np.roll(halves, 777).view(np.uint8).reshape(-1, 2)
+    return BlockMatrix(torch.from_numpy(raw), encoding, dtype)
+
+
+@pytest.mark.parametrize("encoding", DECODERS)
+def test_torch_decodes_as_the_reader_does(encoding: str) -> None:
+    matrix = every_half(encoding, torch.float32)
+    (reader,) = (each for each in ENCODINGS.values() if each.name == encoding)
+    assert torch.equal(matrix.dense(), torch.from_numpy(reader.decode(matrix.data.numpy())))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("encoding", DECODERS)
+def test_packed_blocks_stand_for_the_same_numbers_to_the_bit(
+    encoding: str, dtype: torch.dtype
+) -> None:
+    matrix = every_half(encoding, dtype)
+    ids = torch.randperm(len(matrix.data), generator=torch.Generator().manual_seed(3))
+    found = make("native").embedding(matrix)(ids)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, matrix.dense()[ids].float())
+
+
+def linears(kernels: Kernels, matrix: BlockMatrix, bias: Tensor) -> tuple[Linear, Linear]:
+    return kernels.linear(matrix, bias), kernels.linear(matrix.dense(), bias)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("depth", "columns"), SIZES)
+@pytest.mark.parametrize("encoding", DECODERS)
+@pytest.mark.parametrize("name", NATIVE)
+def test_products_have_the_bits_of_those_with_numbers(
+    name: str, encoding: str, depth: int, columns: int, dtype: torch.dtype
+) -> None:
+    kernels, matrix = make(name), blocks(columns, depth, encoding, dtype)
+    kept, dense = linears(kernels, matrix, numbers(columns, dtype=dtype))
+    gates = [kernels.gated(of, of) for of in (matrix, matrix.dense())]
+    for rows in ROWS:
+        x = numbers(rows, depth, dtype=dtype)
+        assert torch.equal(kept(x), dense(x))
+        assert torch.equal(kept.floats(x), dense.floats(x))
+        hidden = numbers(rows, columns)
+        sums = [hidden.clone(), hidden.clone()]
+        kept.add_to(sums[0], x)
+        dense.add_to(sums[1], x)
+        assert torch.equal(*sums)
+        assert torch.equal(*(gated(x) for gated in gates))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("encoding", DECODERS)
+@pytest.mark.parametrize("name", ["torch", *NATIVE])
+def test_products_are_right(name: str, encoding: str, dtype: torch.dtype) -> None:
+    kernels, matrix = make(name), blocks(96, 64, encoding, dtype)
+    bias, gate = numbers(96, dtype=dtype), blocks(96, 64, encoding, dtype, scale_bits=0x2FFF)
+    linear, gated = kernels.linear(matrix, bias), kernels.gated(gate, matrix)
+    _, head = kernels.tied(matrix)
+    for rows in (1, 40):
+        x = numbers(rows, 64, dtype=dtype)
+        wanted = x.double() @ matrix.dense().double().T
+        close(linear(x), wanted + bias.double(), dtype)
+        close(head.floats(x), wanted, dtype)
+        left = x.double() @ gate.dense().double().T
+        found = gated(x)
+        torch.testing.assert_close(
+            found.double(), left * left.sigmoid() * wanted, atol=3e-2, rtol=3e-2
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_row_has_the_same_bits_in_any_batch(name: str, dtype: torch.dtype) -> None:
+    linear = make(name).linear(blocks(320, 576, "Q4_1", dtype))
+    x = numbers(300, 576, dtype=dtype)
+    together = linear.floats(x)
+    for rows in (slice(0, 1), slice(3, 7), slice(20, 37), slice(30, 80), slice(270, 300)):
+        assert torch.equal(linear.floats(x[rows].contiguous()), together[rows])
+
+
+@pytest.mark.parametrize("name", ["torch", "native"])
+def test_an_embedding_and_its_head_share_what_they_hold(name: str) -> None:
+    matrix = blocks(70, 64, "Q8_0", torch.bfloat16)
+    embedding, head = make(name).tied(matrix)
+    ids = torch.tensor([69, 0, 0, 33])
+    rows = embedding(ids)
+    assert torch.equal(rows, matrix.dense()[ids].float())
+    wanted = rows.double() @ matrix.dense().double().T
+    close(head.floats(rows.bfloat16()), wanted, torch.bfloat16)

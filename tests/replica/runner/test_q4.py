@@ -1,0 +1,86 @@
+"""A model whose weights stay 4-bit blocks, through the runner: the results of the same weights as
+numbers, to the bit, however its prompts are cut and whoever shares its batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.model.card import ModelCard, load_card
+from configs.schema import ReplicaConfig
+from events.request import SamplingParams
+from replica.runner.build import build_runner
+from replica.runner.runner import ModelRunner
+from replica.sched.plan import RowResult
+from tests.fakes.tiny_model import write_tiny_gguf
+from tests.replica.runner.driver import Driver
+
+TOKENS = 12
+PARAMS = SamplingParams(max_tokens=TOKENS, seed=0, temperature=0.0, logprobs=3)
+PROMPTS = [[(7 * index + 11 * place) % 290 for place in range(length)]
+           for index, length in enumerate((3, 40, 71, 1, 18))]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    return load_card(write_tiny_gguf(tmp_path_factory.mktemp("q4") / "tiny.gguf", q4=True))
+
+
+def runner(card: ModelCard, weights: str, dtype: str, kernel: str = "auto") -> ModelRunner:
+    config = ReplicaConfig(id="r0", dtype=dtype, weights=weights, kernel=kernel, kv_blocks=128)
+    return build_runner(card, config)
+
+
+def outcome(row: RowResult) -> tuple[object, ...]:
+    return row.token_id, row.logprob, row.error
+
+
+def answers(runner: ModelRunner, order: list[int], chunk: int) -> dict[int, list[object]]:
+    """By prompt, all of them side by side in this order."""
+    driver = Driver(runner, chunk)
+    children = {index: driver.child(PROMPTS[index], TOKENS, PARAMS) for index in order}
+    driver.generate(list(children.values()), TOKENS)
+    return {index: [outcome(row) for row in child.results] for index, child in children.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_results_are_those_of_numbers_to_the_bit(card: ModelCard, dtype: str) -> None:
+    kept, dense = runner(card, "q4", dtype), runner(card, "dense", dtype)
+    wanted = answers(dense, [0, 1, 2, 3, 4], 512)
+    assert answers(kept, [0, 1, 2, 3, 4], 512) == wanted
+    for chunk in (16, 33):
+        assert answers(kept, [4, 2, 0, 3, 1], chunk) == answers(dense, [4, 2, 0, 3, 1], chunk)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_neighbours_and_a_warm_prefix_change_nothing(card: ModelCard, dtype: str) -> None:
+    kept = runner(card, "q4", dtype)
+    together = answers(kept, [0, 1, 2, 3, 4], 512)
+    for index in (1, 3):
+        alone = answers(kept, [index], 512)[index]
+        assert [row[0] for row in alone] == [row[0] for row in together[index]]
+    driver = Driver(kept)
+    first, again = (driver.child(PROMPTS[2], TOKENS, PARAMS) for _ in range(2))
+    driver.generate([first], TOKENS)
+    again.blocks = first.blocks[:4] + again.blocks[4:]
+    again.computed = 4 * kept.block_tokens
+    driver.generate([again], TOKENS)
+    assert again.output == first.output
+
+
+def test_plain_torch_agrees(card: ModelCard) -> None:
+    native, torch = (runner(card, "q4", "float32", kernel) for kernel in ("auto", "torch"))
+    one, other = answers(native, [0, 1, 2], 512), answers(torch, [0, 1, 2], 512)
+    for index in one:
+        assert [row[0] for row in one[index]] == [row[0] for row in other[index]]
+
+
+def test_an_answer_costs_no_copy_of_the_weights(tmp_path: Path) -> None:
+    """What native kernels hold is as long as the file's blocks, but for whole panels."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", hidden=128, heads=4, q4=True)
+    held = runner(load_card(path), "q4", "bfloat16")._model._weights
+    layer = held.layers[0]
+    gate_and_up = 2 * 256 * 128 // 32 * 20
+    assert layer.gated._panels._packed.nbytes == gate_and_up
+    assert held.head._panels is held.embedding._panels
