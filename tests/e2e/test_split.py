@@ -25,23 +25,45 @@ pytestmark = pytest.mark.slow
 TOKENS = 24
 
 
-@pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Up]:
-    """One that computes and one that answers; tests leave them well."""
-    state = tmp_path_factory.mktemp("split")
-    flags = ("--model", str(tiny_model), "--model-name", MODEL, "--dtype", "float32")
-    up = Up(state, "--port", "0", "--prefill", "1", "--decode", "1", *flags)
+@contextlib.contextmanager
+def fleet(state: Path, model: Path, each: int) -> Iterator[Up]:
+    """So many that compute, and that answer."""
+    flags = ("--model", str(model), "--model-name", MODEL, "--dtype", "float32")
+    up = Up(state, "--port", "0", "--prefill", str(each), "--decode", str(each), *flags)
     try:
         up.wait_ready()
-        wait_until(lambda: healthy(up) == {"p0", "d0"}, what="both are well")
+        all_well(up, each)
         yield up
     finally:
         up.close()
 
 
+def all_well(up: Up, each: int) -> None:
+    names = {f"{role}{number}" for role in "pd" for number in range(each)}
+    wait_until(lambda: healthy(up) == names, what="all are well")
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Up]:
+    """One that computes and one that answers; tests leave them well."""
+    with fleet(tmp_path_factory.mktemp("split"), tiny_model, 1) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def twos(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Up]:
+    """Two of each; tests leave them well."""
+    with fleet(tmp_path_factory.mktemp("twos"), tiny_model, 2) as up:
+        yield up
+
+
+def speaker(up: Up) -> OpenAI:
+    return OpenAI(base_url=f"{up.url}/v1", api_key=up.key, max_retries=0, timeout=60)
+
+
 @pytest.fixture
 def client(split: Up) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{split.url}/v1", api_key=split.key, max_retries=0, timeout=60) as client:
+    with speaker(split) as client:
         yield client
 
 
@@ -81,11 +103,13 @@ def handed_off(up: Up, client: OpenAI) -> tuple[str, str]:
     raise AssertionError(made["hand_off"])
 
 
-def running(up: Up) -> float:
-    (line,) = re.findall(
-        r"^warmroute_hand_offs_running (\S+)$", up.call("GET", "/metrics")[1], re.M
-    )
+def counted(up: Up, name: str) -> float:
+    (line,) = re.findall(rf"^warmroute_{name} (\S+)$", up.call("GET", "/metrics")[1], re.M)
     return float(line)
+
+
+def running(up: Up) -> float:
+    return counted(up, "hand_offs_running")
 
 
 class Asked:
@@ -150,9 +174,7 @@ def test_O1_who_leaves_takes_the_work_along(split: Up, client: OpenAI) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         with (
-            OpenAI(
-                base_url=f"{split.url}/v1", api_key=split.key, max_retries=0, timeout=0.5
-            ) as hurried,
+            speaker(split).with_options(timeout=0.5) as hurried,
             pytest.raises(Exception, match="timed out"),
         ):
             complete(hurried, fresh(600), TOKENS)
@@ -175,3 +197,50 @@ def test_K6_a_store_that_dies_costs_nothing_but_time(split: Up, client: OpenAI) 
     wait_until(lambda: "kvd is back" in split.output, 60, what="it is started again")
     assert ask(split, client, prompt)[0] == text
     handed_off(split, client)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_K2_another_one_computes_what_one_that_hangs_or_dies_does_not(twos: Up, dies: bool) -> None:
+    pid, before = replica_process(twos, "p0"), counted(twos, "hand_offs_taken_over_total")
+    with speaker(twos) as client:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            prompts = [fresh(600) for _ in range(6)]
+            asked = [Asked(twos, client, prompt) for prompt in prompts]
+            wait_until(lambda: running(twos) or all(one.result for one in asked))
+            if dies:
+                os.kill(pid, signal.SIGKILL)
+            answers = [one.end() for one in asked]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: running(twos) == 0.0, what="nothing is under way")
+        all_well(twos, 2)
+        for prompt, (text, made, _) in zip(prompts, answers, strict=True):
+            assert made["replica"] in ("d0", "d1")
+            assert text == ask(twos, client, prompt)[0]
+    assert counted(twos, "hand_offs_taken_over_total") > before
+
+
+def test_K2_one_that_dies_while_it_answers_is_stood_in_for_once(twos: Up) -> None:
+    prompt, tokens = fresh(600), 200
+    with speaker(twos) as client:
+        stream = client.completions.with_raw_response.create(
+            model=MODEL,
+            prompt=prompt,
+            max_tokens=tokens,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        text, ends, used = "", [], 0
+        for number, chunk in enumerate(stream.parse()):
+            if number == 3:
+                os.kill(replica_process(twos, stream.headers["x-warmroute-replica"]), 9)
+            used = chunk.usage.completion_tokens if chunk.usage else used
+            text += "".join(choice.text for choice in chunk.choices)
+            ends += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
+        assert (ends, used) == (["length"], tokens)
+        all_well(twos, 2)
+        assert text == complete(client, prompt, tokens).parse().choices[0].text

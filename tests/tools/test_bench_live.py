@@ -183,6 +183,13 @@ def test_a_run_is_written_with_all_that_it_depends_on(tmp_path: Path) -> None:
     assert picture.stat().st_size > 0
 
 
+@pytest.mark.parametrize("roles", ["1", "0:1", "1:0", "a:b", "1:2:3"])
+def test_roles_that_are_none_are_refused(roles: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["live", "--roles", roles])
+    assert "takes two numbers from 1 on" in capsys.readouterr().err
+
+
 def test_nobody_there_is_one_line() -> None:
     with pytest.raises(CommandError, match="names no model"):
         cli.main(["live", "--target", f"gone=http://127.0.0.1:{peers.free_port()}"])

@@ -349,15 +349,18 @@ def odd_bytes(dice: random.Random) -> bytes:
     return dice.choice([head + body, dice.randbytes(40), b"\x80\x04\x95pickle", head])
 
 
-def fuzz(server: PeerServer[Held], shelf: Shelf, count: int) -> None:
-    """Half of it before the hello, half behind it; the server lives on and leases nothing."""
+Connect = Callable[[PeerServer[Held]], PeerSession]
+
+
+def fuzz(server: PeerServer[Held], shelf: Shelf, count: int, connect: Connect = session) -> None:
+    """Most of it before the hello, some behind it; the server lives on and leases nothing."""
     [block] = chain_of(1, 6)
     fill(shelf, [block])
     dice = random.Random(9)
     strangers = 0
     while strangers < count:
         if strangers % 8 == 0:
-            client = session(server)._stream
+            client = connect(server)._stream
         else:
             client = Stream(socket.create_connection((HOST, server.port)))
         try:
@@ -367,7 +370,7 @@ def fuzz(server: PeerServer[Held], shelf: Shelf, count: int) -> None:
         except OSError:
             pass
         client.close()
-    with closing(session(server)) as client_again:
+    with closing(connect(server)) as client_again:
         settled: dict[int, Outcome] = {}
         room = block.room()
         client_again.read([Read(block.key, memoryview(room))], soon(), settled.__setitem__)
@@ -382,3 +385,33 @@ def test_S1_a_thousand_fuzzed_frames(server: PeerServer[Held], shelf: Shelf) -> 
 @pytest.mark.slow
 def test_S1_ten_thousand_fuzzed_frames(server: PeerServer[Held], shelf: Shelf) -> None:
     fuzz(server, shelf, 10_000)
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_S1_whatever_a_server_answers_costs_a_read_and_nothing_else(count: int) -> None:
+    """Each request is settled once at most, nothing but the right block passes its check, and the
+    connection ends within its deadline."""
+    block, dice, said = chain_of(1, 6)[0], random.Random(11), 0
+    right = frames.encode_block(1, 0, block.header, len(block.payload)) + block.payload
+    while said < count:
+        parts = [odd_bytes(dice) for _ in range(dice.randrange(1, 9))]
+        said += len(parts)
+        if dice.random() < 0.5:
+            parts.insert(0, right[: dice.choice([len(right), dice.randrange(len(right))])])
+        port, thread = scripted(lambda stream, parts=parts: stream.send(parts, soon()))
+        settled: list[tuple[int, Outcome]] = []
+        rooms = [block.room(), block.room()]
+        reads = [Read(block.key, memoryview(room)) for room in rooms]
+
+        def settle(place: int, outcome: Outcome, to: list[tuple[int, Outcome]] = settled) -> None:
+            to.append((place, outcome))
+
+        with (
+            closing(PeerSession(PeerAddress(HOST, port), SECRET, soon())) as client,
+            pytest.raises(OSError),
+        ):
+            client.read(reads, soon(), settle)
+        thread.join()
+        assert [place for place, _ in settled] in ([], [0])
+        for _, outcome in settled:
+            assert (verdict(block, outcome, rooms[0]) == "good") == (parts[0] == right)

@@ -26,6 +26,7 @@ from tests.kvstore.blocks import CLUSTER_KEY, SPACE
 from tests.kvstore.conformance.backends import HOST
 from tests.kvstore.conformance.blocks import Block, chain_of, reads_into, verdict
 from tests.kvstore.conformance.peer_child import Held, Shelf
+from tests.kvstore.peer.test_peer import fuzz
 
 SECRET = bytes(range(100, 132))
 TYPICAL = KVLayout(
@@ -232,3 +233,16 @@ class _Nowhere:
 
     def scatter(self, payload: memoryview, block: int) -> None:
         raise AssertionError
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_S1_fuzzed_frames_in_the_clear_and_behind_a_handshake(
+    server: PeerServer[Held], shelf: Shelf, papers: TlsConfig, count: int
+) -> None:
+    tls = client_context(papers)
+    fuzz(
+        server,
+        shelf,
+        count,
+        lambda server: PeerSession(PeerAddress(HOST, server.port), SECRET, soon(), tls),
+    )

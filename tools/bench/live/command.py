@@ -126,8 +126,21 @@ def _add_replicas(group: argparse._ArgumentGroup) -> None:
     add("--model", type=Path, help="a GGUF file or a folder (default: the default model); its "
         "tokenizer measures all texts")  # fmt: skip
     add("--replicas", type=positive, default=2, help="of ours, and behind each peer (%(default)s)")
+    add(
+        "--roles",
+        type=_roles,
+        metavar="P:D",
+        help="ours once more, over P replicas for prefill and D for decode",
+    )
     add("--kv-blocks", type=positive, default=2048, help="of each replica (%(default)s)")
     add("--threads", type=positive, default=1, help="of each replica (%(default)s)")
+
+
+def _roles(text: str) -> tuple[int, int]:
+    prefill, _, decode = text.partition(":")
+    if not (prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
+        raise argparse.ArgumentTypeError("takes two numbers from 1 on, as in 1:2")
+    return int(prefill), int(decode)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -154,7 +167,7 @@ class LiveBench:
         """The figures as they are written, and the samples. Raises CommandError."""
         flags = self._flags
         wanted = Wanted(
-            ours=bool(flags.peer) or not flags.target,
+            ours=bool(flags.peer or flags.roles) or not flags.target,
             peers=tuple(flags.peer),
             homes=tuple(flags.peers),
             replicas=flags.replicas,
@@ -162,6 +175,7 @@ class LiveBench:
             model=self._model,
             model_name=DEFAULT_NAME,
             folder=folder,
+            roles=flags.roles,
         )
         async with started(wanted, lambda line: self._console.print(f"  {line}")) as mine:
             targets = [*mine, *[await _named(given) for given in flags.target]]

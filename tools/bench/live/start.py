@@ -21,6 +21,7 @@ from tools.errors import CommandError
 from tools.up.cluster import LocalCluster, Say, UpOptions
 
 OURS = "warmroute"
+SPLIT = "warmroute-split"
 START_S = 180.0
 ENGINES = frozenset({"vllm"})
 """These compute by themselves: nothing stands behind them."""
@@ -31,7 +32,8 @@ LISTENERS = frozenset({"dynamo"})
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to start; `folder` takes states and logs, `homes` are folders of installed peers."""
+    """What to start; `folder` takes states and logs, `homes` are folders of installed peers. With
+    `roles`, also ours over so many that compute prompts and that answer."""
 
     ours: bool
     peers: tuple[str, ...]
@@ -41,6 +43,7 @@ class Wanted:
     model: Path
     model_name: str
     folder: Path
+    roles: tuple[int, int] | None = None
 
     def home(self, peer: str) -> Path | None:
         """The folder that has it; None where it may be installed without one."""
@@ -60,7 +63,14 @@ async def started(wanted: Wanted, say: Say) -> AsyncIterator[list[Target]]:
     async with AsyncExitStack() as stack:
         targets = []
         if wanted.ours:
-            targets.append(await _ours(stack, wanted, say))
+            about = f"this gateway over {wanted.replicas} replicas"
+            options = _options(wanted, OURS, wanted.replicas)
+            targets.append(await _ours(stack, options, about, say))
+        if wanted.roles is not None:
+            prefill, decode = wanted.roles
+            about = f"this gateway over {prefill} replicas for prefill and {decode} for decode"
+            options = replace(_options(wanted, SPLIT, 0), prefill=prefill, decode=decode)
+            targets.append(await _ours(stack, options, about, say))
         gateways = [name for name in wanted.peers if name not in ENGINES]
         before = await _singles(stack, wanted, say) if gateways else _before(wanted)
         for name in wanted.peers:
@@ -68,12 +78,12 @@ async def started(wanted: Wanted, say: Say) -> AsyncIterator[list[Target]]:
         yield targets
 
 
-async def _ours(stack: AsyncExitStack, wanted: Wanted, say: Say) -> Target:
-    cluster = LocalCluster(_options(wanted, OURS, wanted.replicas), _named(OURS, say))
+async def _ours(stack: AsyncExitStack, options: UpOptions, about: str, say: Say) -> Target:
+    name = options.cluster
+    cluster = LocalCluster(options, _named(name, say))
     await stack.enter_async_context(cluster)
-    about = f"this gateway over {wanted.replicas} replicas"
-    model, key = wanted.model_name, cluster.state.keys.api_key
-    return Target(OURS, cluster.urls[0], key, model, wanted.replicas, about)
+    key, replicas = cluster.state.keys.api_key, options.replicas + options.prefill + options.decode
+    return Target(name, cluster.urls[0], key, options.model_name, replicas, about)
 
 
 def _before(wanted: Wanted, urls: Sequence[str] = (), kv_events: Sequence[str] = ()) -> Before:
