@@ -31,12 +31,14 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Used(msgspec.Struct, frozen=True, array_like=True):
-    """What a tenant with limits has used at the sender since its last message. `tenant` is a keyed
-    hash of its name; tokens may be given back, and then are negative."""
+    """What a tenant has used at the sender since its last message. `tenant` is a keyed hash of its
+    name. Requests and tokens are of its limits; tokens may be given back, and then are negative.
+    `work_tokens` is prefill that was placed for it: its turns elsewhere come that much later."""
 
     tenant: bytes
     requests: int
     tokens: int
+    work_tokens: Count = 0
 
 
 class Inside(msgspec.Struct, frozen=True, array_like=True):

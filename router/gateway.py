@@ -238,7 +238,8 @@ class Gateway:
         background = Dispatcher(brain, links, brain.router_boot, limits, Unheard())
         mover = Recompute(fleet, tenants, jobs, background)
         heat, pressure = HeadHeat(time.monotonic), Pressure(fleet)
-        watchers = [pressure.note, heat.note] if router.replicate else [pressure.note]
+        watchers = [pressure.note, admitter.queue.placed]
+        watchers += [heat.note] if router.replicate else []
         splitter = Splitter(brain, background, router)
         sending = Sending(brain, links, limits, listener, backends.seats.keys(), watchers, splitter)
         renderer, texts = Renderer(card, self._executor), TokenTexts(card.tokenizer)

@@ -1,5 +1,5 @@
 """Tenants' limits over all routers: what one lets through, has inside, or lets wait goes off the
-limits of the others too.
+limits of the others too, and what was computed for it at one off its turns at them.
 
 Names do not travel, keyed hashes of them do. What the bus loses was let through beyond a limit a
 minute, and what comes late too: at most a sync delay's worth. What is inside is told as it is, so
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
+from operator import add
 
 from events.peer import Inside, Used
 from router.cluster.peers import MAX_TENANTS, Peers
@@ -33,7 +34,7 @@ class SharedUse(Others):
         self._limits = limits
         self._queue = queue
         self._peers = peers
-        self._spent: dict[str, tuple[int, int]] = {}
+        self._spent: dict[str, tuple[int, int, int]] = {}
         self._touched: set[str] = set()
         self._names: dict[bytes, str] = {}
         self._tags: dict[str, bytes] = {}
@@ -70,10 +71,18 @@ class SharedUse(Others):
             tenant = self._tenant(one.tenant)
             if tenant is not None:
                 self._limits.account(tenant).spent_elsewhere(one.requests, one.tokens)
+                self._queue.worked_elsewhere(tenant.name, one.work_tokens)
 
     def spent(self, name: str, requests: int, tokens: int) -> None:
-        known = self._spent.get(name, (0, 0))
-        self._spent[name] = known[0] + requests, known[1] + tokens
+        self._note(name, requests, tokens, 0)
+
+    def worked(self, name: str, tokens: int) -> None:
+        if not self._peers.alone:
+            self._note(name, 0, 0, tokens)
+
+    def _note(self, name: str, *amounts: int) -> None:
+        requests, tokens, work = map(add, self._spent.get(name, (0, 0, 0)), amounts)
+        self._spent[name] = requests, tokens, work
         self._wake()
 
     def touched(self, name: str) -> None:

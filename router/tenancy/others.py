@@ -13,6 +13,9 @@ class Others:
     def spent(self, name: str, requests: int, tokens: int) -> None:
         """So much went off a tenant's limits a minute here."""
 
+    def worked(self, name: str, tokens: int) -> None:
+        """So much prefill was placed here for a tenant."""
+
     def touched(self, name: str) -> None:
         """What a tenant has inside or waiting here is another number now."""
 

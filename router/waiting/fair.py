@@ -34,6 +34,11 @@ class Entry:
         self.price = price
 
 
+MAX_OWED_TOKENS = 64 * QUANTUM_TOKENS
+"""For work elsewhere, at weight 1: what is beyond it is forgiven, so that nobody waits for long for
+what he had at a router that is gone."""
+
+
 class _Line:
     """The requests of one tenant at one priority. An empty one is kept while it owes."""
 
@@ -47,6 +52,11 @@ class _Line:
 
     def give(self, rounds: int) -> None:
         self.credit_tokens += rounds * QUANTUM_TOKENS * self.weight
+
+    def charge(self, tokens: float) -> None:
+        """For work elsewhere."""
+        least = min(self.credit_tokens, -MAX_OWED_TOKENS * self.weight)
+        self.credit_tokens = max(least, self.credit_tokens - tokens)
 
     def rounds_owed(self) -> int:
         """Until it is in credit."""
@@ -125,6 +135,13 @@ class FairQueue:
         entry = self._bands[priority].pop()
         self._drop_empty(priority)
         return entry
+
+    def charge(self, tenant: str, tokens: float) -> None:
+        """So much was computed for it elsewhere. Who does not wait here owes nothing."""
+        for band in self._bands.values():
+            line = band.lines.get(tenant)
+            if line is not None:
+                line.charge(tokens)
 
     def remove(self, entry: Entry) -> bool:
         """It waits no more; whether it did."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from configs.schema import RouterConfig
+from events.decision import RouteDecision
 from events.errors import CoreError, UserError
 from router.choice.choose import RouterBrain
 from router.dispatch.dispatch import Job
@@ -66,8 +67,12 @@ async def _turn(entry: _Waiting, patience: Patience | None) -> None:
 
 
 def _cost_tokens(job: Job, brain: RouterBrain) -> float:
+    return brain.uncached_tokens(job.query(job.first_leg())) + _answer_tokens(job, brain)
+
+
+def _answer_tokens(job: Job, brain: RouterBrain) -> float:
     answer = job.sampling.n * min(job.sampling.max_tokens, brain.output_tokens)
-    return brain.uncached_tokens(job.query(job.first_leg())) + OUTPUT_DISCOUNT * answer
+    return OUTPUT_DISCOUNT * answer
 
 
 class _BusyClock:
@@ -117,6 +122,17 @@ class RequestQueue:
     def share(self, others: Others) -> None:
         """With the other routers: a tenant's share of the queue is one over all of them."""
         self._others = others
+
+    def placed(self, job: Job, decision: RouteDecision) -> None:
+        """What it takes goes off its tenant's turns at the other routers."""
+        if decision.attempt == 1 and not job.pin:
+            new_tokens = decision.prompt_tokens - decision.predicted_cached_tokens
+            self._others.worked(job.tenant, new_tokens + int(_answer_tokens(job, self._brain)))
+
+    def worked_elsewhere(self, name: str, tokens: int) -> None:
+        """Another router has placed so much for the tenant."""
+        for queue in self._pools.values():
+            queue.charge(name, tokens)
 
     def own(self, name: str) -> tuple[int, int]:
         """Requests of a tenant that wait here, and their tokens."""

@@ -55,7 +55,7 @@ class Router:
         acme = TenantConfig(name="acme", requests_per_min=60, max_concurrent=1_000)
         self.tenants = Tenants(KEY, [acme])
         self.limits = Limits(clock)
-        queue = RequestQueue(self.world.brain, RouterConfig())
+        queue = self.queue = RequestQueue(self.world.brain, RouterConfig())
         brain = self.world.brain
         use = self.use = SharedUse(KEY, self.tenants, self.limits, queue, brain.peers)
         self.acme = self.limits.account(self.tenants.named("acme"))

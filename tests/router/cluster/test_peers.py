@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import ExitStack
 
 import pytest
@@ -14,8 +15,10 @@ from events.peer import PeerAsk, PeerDelta, PeerState
 from router.choice.reserve import Booked
 from router.cluster.peers import GONE_S, MAX_OPEN, Peers
 from router.cluster.sync import STATE_S
+from router.waiting.fair import QUANTUM_TOKENS, Entry, FairQueue
 from tests.router.cluster.rig import Router, sent
 from tests.router.kit import Clock, World, hello, load, prompt
+from tests.router.waiting.fleet import job_of
 
 
 def test_a_report_that_came_before_the_message_counts_too() -> None:
@@ -108,6 +111,24 @@ def test_what_a_tenant_uses_at_one_router_goes_off_its_limit_at_all() -> None:
     for data in other.wire.out:
         one.hear("b", data)
     assert left(one) == 45
+
+
+def test_S6_what_is_computed_for_a_tenant_at_one_router_goes_off_its_turns_at_all() -> None:
+    clock = Clock()
+    one, other = Router("a", 1, clock, {"r0": 1}), Router("b", 1, clock, {"r0": 1})
+    for router, peer in ((one, other), (other, one)):
+        router.listen()
+        router.hear(peer.name, seal(peer.name, 1, 0, 0, PeerAsk()))
+    waiting = other.queue._pools["p"] = FairQueue()
+    for tenant in ("acme", "anonymous") * 9:
+        waiting.add(Entry(tenant, 1.0, 0, 1, lambda: QUANTUM_TOKENS))
+    job = job_of(one.tenants.named("acme"), prompt((1, 256)), 64)
+    one.queue.placed(job, one.world.decide(job.chain))
+    asyncio.run(one.sync.tick())
+    assert all(b"acme" not in data for data in one.wire.out)
+    for data in [data for data in one.wire.out for _ in range(2)]:
+        other.hear("a", data)
+    assert Counter(waiting.pop().tenant for _ in range(9))["anonymous"] >= 8
 
 
 def test_a_tenant_has_no_more_at_once_over_all_routers_than_at_one() -> None:

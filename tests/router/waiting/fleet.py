@@ -16,6 +16,7 @@ from events.request import SamplingParams
 from kvstore.identity import KeyChain
 from router.choice.route import NoReplica, Outcome
 from router.dispatch.dispatch import Job
+from router.tenancy.others import Others
 from router.tenancy.tenants import Tenant
 from router.waiting.queue import RequestQueue
 from tests.router.kit import BLOCK_TOKENS, POOL, World, hello, load, prompt
@@ -121,35 +122,49 @@ class Fleet:
         per_token_ms: float = 1.0,
         max_running: int = 32,
         slowness: float = 1.0,
+        routers: int = 1,
         **settings: object,
     ) -> None:
         self.world = World()
         self.world.clock.__class__ = _LoopClock
         self.replicas: dict[str, Replica] = {}
         self.settings = RouterConfig(**settings)
-        self.queue: RequestQueue
+        self.queues: list[RequestQueue] = []
+        self._routers = routers
         self._make = (replicas, per_token_ms, max_running, slowness)
 
     async def __aenter__(self) -> Fleet:
         count, *rest = self._make
         names = [f"r{number}" for number in range(count)]
         self.replicas = {name: Replica(name, self.world, *rest) for name in names}
-        self.queue = RequestQueue(self.world.brain, self.settings, self.world.clock)
+        for _ in range(self._routers):
+            self.queues.append(RequestQueue(self.world.brain, self.settings, self.world.clock))
+        for queue in self.queues:
+            queue.share(Told([other for other in self.queues if other is not queue]))
         return self
+
+    @property
+    def queue(self) -> RequestQueue:
+        """The first router's."""
+        return self.queues[0]
 
     async def __aexit__(self, *_: object) -> None:
         for replica in self.replicas.values():
             await replica.close()
 
-    async def ask(self, tenant: Tenant, keys: KeyChain, answer_tokens: int = 50) -> float:
+    async def ask(
+        self, tenant: Tenant, keys: KeyChain, answer_tokens: int = 50, router: int = 0
+    ) -> float:
         """One request from its arrival to its end; seconds until the first token. Raises
         UserError."""
+        queue = self.queues[router]
         loop, brain = asyncio.get_running_loop(), self.world.brain
         began_s = loop.time()
         job = job_of(tenant, keys, answer_tokens)
-        await self.queue.wait(tenant, [job], job.expected_tokens(1_024))
+        await queue.wait(tenant, [job], job.expected_tokens(1_024))
         decision = brain.decide(job.query(job.first_leg()))
         assert not isinstance(decision, NoReplica), decision
+        queue.placed(job, decision)
         new = decision.prompt_tokens - decision.predicted_cached_tokens
         first, end = asyncio.Event(), asyncio.Event()
         self.replicas[decision.replica].submit(
@@ -158,11 +173,24 @@ class Fleet:
         await first.wait()
         ttft_s = loop.time() - began_s
         brain.first_token(decision.decision_id, 0, decision.prompt_tokens, 1000 * ttft_s)
-        self.queue.pump()
+        for each in self.queues:
+            each.pump()
         await end.wait()
         brain.finish(decision.decision_id, Outcome("ok", False, ttft_ms=1000 * ttft_s))
-        self.queue.pump()
+        for each in self.queues:
+            each.pump()
         return ttft_s
+
+
+class Told(Others):
+    """Routers that hear of each other at once."""
+
+    def __init__(self, queues: Sequence[RequestQueue]) -> None:
+        self._queues = queues
+
+    def worked(self, name: str, tokens: int) -> None:
+        for queue in self._queues:
+            queue.worked_elsewhere(name, tokens)
 
 
 class _LoopClock:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.waiting.fair import QUANTUM_TOKENS, Entry, FairQueue
+from router.waiting.fair import MAX_OWED_TOKENS, QUANTUM_TOKENS, Entry, FairQueue
 
 
 def entry(tenant: str, cost: float = 100.0, weight: float = 1.0, priority: int = 0) -> Entry:
@@ -55,6 +55,20 @@ def test_within_a_tenant_first_come_is_first_served(asked: list[tuple[str, int]]
         assert [one for one in out if one.tenant == tenant] == [
             one for one in entries if one.tenant == tenant
         ]
+
+
+def test_what_was_computed_elsewhere_goes_off_a_tenants_turns_and_is_forgiven_in_the_end() -> None:
+    queue = FairQueue()
+    for _ in range(200):
+        queue.add(entry("a", QUANTUM_TOKENS))
+        queue.add(entry("b", QUANTUM_TOKENS))
+    queue.charge("a", 10 * QUANTUM_TOKENS)
+    queue.charge("nobody", 10.0)
+    assert Counter(queue.pop().tenant for _ in range(12))["b"] in (11, 12)
+    for _ in range(100):
+        queue.charge("a", 1_000 * QUANTUM_TOKENS)
+    order = [queue.pop().tenant for _ in range(200)]
+    assert order.index("a") * QUANTUM_TOKENS <= MAX_OWED_TOKENS + 2 * QUANTUM_TOKENS
 
 
 def test_priority_goes_before_any_share() -> None:

@@ -66,6 +66,27 @@ async def test_S6_the_fleet_is_kept_busy_and_shared_by_weight() -> None:
         assert (fleet.queue.requests, fleet.queue.tokens) == (0, 0)
 
 
+async def test_S6_who_asks_at_two_routers_gets_no_second_turn() -> None:
+    begun = dict.fromkeys("ab", 0)
+
+    async def stream(of: Tenant, router: int) -> None:
+        while True:
+            await fleet.ask(of, unique(1_024), router=router)
+            begun[of.name] += 1
+
+    async with Fleet(3, routers=2) as fleet:
+        everywhere = [(tenant("a"), number % 2) for number in range(40)]
+        here = [(tenant("b"), 0)] * 20
+        streams = [asyncio.create_task(stream(*of)) for of in everywhere + here]
+        await asyncio.sleep(90)
+        computed = sum(replica.computed_tokens for replica in fleet.replicas.values())
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        assert computed > 0.97 * 3 * 90 * 1_000
+        assert begun["b"] / begun["a"] == pytest.approx(1.0, rel=0.15), begun
+
+
 async def test_S6_what_is_warm_passes_soon() -> None:
     system = unique(2_048)
     async with Fleet(2) as fleet:
