@@ -7,6 +7,7 @@ used again has only ancestors that were used again, so it never outlasts one of 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -37,10 +38,11 @@ class EvictionOrder(Protocol):
 
 
 class LruQueue:
-    """The least recently used first."""
+    """The least recently used first. An OrderedDict: the first of a plain dict is searched for
+    behind all that left before it."""
 
     def __init__(self) -> None:
-        self._nodes: dict[Node, None] = {}
+        self._nodes: OrderedDict[Node, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._nodes)

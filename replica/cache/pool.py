@@ -11,6 +11,7 @@ Whatever is freed while a plan is in flight stays FENCED until that plan is comm
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from enum import IntEnum
 
 from events.errors import InvariantError
@@ -51,6 +52,10 @@ class BlockPool:
     def refs(self, block: int) -> int:
         """Users of a block: 1 for PRIVATE, 1 or more for LEASED, else 0."""
         return self._refs[block]
+
+    def sole(self, blocks: Sequence[int]) -> int:
+        """How many of the blocks have one user. For long tables: no Python code runs per block."""
+        return list(map(self._refs.__getitem__, blocks)).count(1)
 
     def generation(self, block: int) -> int:
         """How often the block was taken: while it stays the same, so do a published block's bytes.

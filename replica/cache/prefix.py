@@ -169,7 +169,7 @@ class PrefixCache:
 
     def frees(self, blocks: Sequence[int]) -> int:
         """How many of the blocks `release` would make available at once."""
-        return sum(self.pool.refs(block) == 1 for block in blocks)
+        return self.pool.sole(blocks)
 
     def clear(self) -> int:
         """Drop every cached block that nobody uses; returns how many."""

@@ -31,7 +31,8 @@ from replica.sched.ledger import Limits
 from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, Runner
 from replica.sched.policies import POLICIES
 from replica.sched.refusals import engine_failure, queue_full
-from replica.sched.scheduler import NEVER_S, Scheduler
+from replica.sched.scheduler import Scheduler
+from replica.sched.table import NEVER_S
 
 MAX_FAILED_PLANS = 64
 """Plans in a row that may fail before the device counts as lost: more than a few bad requests."""
@@ -263,7 +264,7 @@ class EngineThread:
         """How long to sleep at most; None for as long as nobody calls."""
         if self.scheduler.runnable:
             return STALL_S
-        deadline_s = self.scheduler.next_deadline_s
+        deadline_s = self.scheduler.table.next_deadline_s
         return None if deadline_s == NEVER_S else max(deadline_s - time.monotonic(), 0.0)
 
     def _check_when_idle(self, now_s: float) -> None:

@@ -13,13 +13,14 @@ MAX_PREEMPTIONS times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from replica.cache.prefix import PrefixCache
 from replica.sched.ledger import Granted, Ledger
 from replica.sched.order import Policy
 from replica.sched.request import Request
+from replica.sched.seats import Seats
 from replica.sched.table import RequestTable
 from replica.sched.timing import Timing
 from replica.sched.victims import MAX_PREEMPTIONS, Victims
@@ -56,13 +57,13 @@ class Displacement:
         self,
         request: Request,
         table: RequestTable,
-        seated: Sequence[Request],
+        seats: Seats,
         now_s: float,
     ) -> Displaced:
         """Those who run and in whose place the request would be admitted at once."""
         running, waiting = table.running, len(table.waiting)
-        enough = self._enough(request, seated)
-        wait_ms = self._wait_ms(seated)
+        enough = self._enough(request, seats)
+        wait_ms = self._wait_ms(seats)
         if self._policy.by_priority:
             lower = [each for each in running if each.spec.priority < request.spec.priority]
             chosen = self._together(lower, wait_ms, enough)
@@ -75,12 +76,12 @@ class Displacement:
         gain_ms = min(wait_ms, late_ms) / waiting
         return Displaced(self._together(patient, gain_ms, enough), DEADLINE)
 
-    def again_s(self, request: Request, seated: Sequence[Request], now_s: float) -> float:
+    def again_s(self, request: Request, seats: Seats, now_s: float) -> float:
         """When to ask again, if nothing else changes."""
         first_by_s = request.spec.first_by_s
         if first_by_s is None or not self._has_due_token(request):
             return NEVER_S
-        needs_s = 1e-3 * (self._wait_ms(seated) + self._first_ms(request) * (1.0 + self._error()))
+        needs_s = 1e-3 * (self._wait_ms(seats) + self._first_ms(request) * (1.0 + self._error()))
         return max(now_s + RECHECK_S, first_by_s - needs_s)
 
     def _together(
@@ -91,34 +92,32 @@ class Displacement:
     ) -> list[Request]:
         """Those who together free enough, and cost less than `gain_ms` to compute again; nobody
         where that can't be."""
-        left = [each for each in candidates if each.preemptions < MAX_PREEMPTIONS]
+        spared = [each for each in candidates if each.preemptions < MAX_PREEMPTIONS]
         chosen: list[Request] = []
         freed, cost_ms = 0, 0.0
-        while (victim := self._victims.choose(left)) is not None:
-            left.remove(victim)
-            chosen.append(victim)
-            freed += self._cache.frees(victim.blocks)
-            cost_ms += self._victims.recompute_ms(victim)
+        for victim in self._victims.ranked(spared):
+            chosen.append(victim.request)
+            freed += victim.freed_blocks
+            cost_ms += self._victims.recompute_ms(victim.request)
             if cost_ms >= gain_ms:
                 return []
             if enough(chosen, freed):
                 return chosen
         return []
 
-    def _enough(
-        self, request: Request, seated: Sequence[Request]
-    ) -> Callable[[list[Request], int], bool]:
+    def _enough(self, request: Request, seats: Seats) -> Callable[[list[Request], int], bool]:
         def enough(victims: list[Request], freed: int) -> bool:
-            left = [each for each in seated if each not in victims]
+            left = self._ledger.seats([each for each in seats.requests if each not in victims])
+            if not isinstance(self._ledger.door(request, left), Granted):
+                return False
             room = self._cache.available + freed
-            return isinstance(self._ledger.admit(request, 0, left, room), Granted)
+            return isinstance(self._ledger.room(request, 0, left, room), Granted)
 
         return enough
 
-    def _wait_ms(self, seated: Sequence[Request]) -> float:
+    def _wait_ms(self, seats: Seats) -> float:
         """Until the first of them ends by itself."""
-        rest = [self._ledger.lengths.rest(each).tokens for each in seated]
-        return min(rest, default=0) * self._timing.step_ms
+        return seats.least_rest_tokens * self._timing.step_ms
 
     def _late_ms(self, request: Request, wait_ms: float, now_s: float) -> float:
         """By how much its first token comes too late if it waits; 0 where it comes in time, or

@@ -8,6 +8,7 @@ gave up is taken by one ahead of it, so it finds its blocks again only after one
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 from configs.schema import Batching
 from events.errors import CoreError
 from replica.engine.messages import EngineRequest
-from replica.sched.lengths import OutputLengths, Rest
+from replica.sched.lengths import OutputLengths
 from replica.sched.refusals import bad_request, too_long
 from replica.sched.request import Request
+from replica.sched.seats import Need, Seats, need_of
 
 HORIZON_TOKENS = 64
 HEADROOM_SHARE = 64
@@ -126,35 +128,35 @@ class Ledger:
             )
         return None
 
-    def admit(
-        self, candidate: Request, hit_blocks: int, running: Sequence[Request], available: int
-    ) -> Answer:
-        """Whether `candidate` may start. Its `hit_blocks` are locked: not part of `available`."""
+    def seats(self, requests: Sequence[Request]) -> Seats:
+        """These as they are now."""
+        return Seats(requests, self.lengths, self.limits.block_tokens)
+
+    def door(self, candidate: Request, seats: Seats) -> Answer:
+        """Whether `candidate` could start, had it all the blocks that it needs."""
         limits = self.limits
-        known = len(candidate.tokens)
-        if limits.blocks(known) > self.usable_blocks:
+        if limits.blocks(len(candidate.tokens)) > self.usable_blocks:
             return self.outgrown(candidate)
-        if len(running) >= limits.max_running:
+        if len(seats) >= limits.max_running:
             return Later("seats")
-        if limits.batching == "static" and any(each.generated for each in running):
+        if limits.batching == "static" and any(each.generated for each in seats.requests):
             return Later("batch")
-        if self.turns(running) >= limits.max_prefills:
+        if seats.turns >= limits.max_prefills:
             return Later("prefills")
-        if limits.blocks(known) - hit_blocks > available:
+        return Granted()
+
+    def room(self, candidate: Request, hit_blocks: int, seats: Seats, available: int) -> Answer:
+        """Whether there are blocks for one whom the door lets in. Its `hit_blocks` are locked: not
+        part of `available`."""
+        if self.limits.blocks(len(candidate.tokens)) - hit_blocks > available:
             return Later("blocks")
-        headroom = self.usable_blocks // HEADROOM_SHARE
-        if running and self._peak(candidate, hit_blocks, running) + headroom > available:
+        if seats.requests and not self._fits(candidate, hit_blocks, seats, available):
             return Later("headroom")
         return Granted()
 
     def load(self, under_way: int) -> Answer:
         """Whether one more load may begin beside so many: each holds blocks without computing."""
         return Granted() if under_way < self.limits.max_loads else Later("transfers")
-
-    @staticmethod
-    def turns(running: Sequence[Request]) -> int:
-        """Prompts that are computed by turns now."""
-        return sum(request.debt > 1 for request in running)
 
     def outgrown(self, request: Request) -> Never:
         """The answer for a request that is alone and still finds no block for its next token."""
@@ -169,25 +171,25 @@ class Ledger:
         self.never[str(error.code)] += 1
         return Never(error)
 
-    def _peak(self, candidate: Request, hit_blocks: int, running: Sequence[Request]) -> int:
-        """The most blocks that will be needed at once, if answers end when they are believed to."""
+    def _fits(self, candidate: Request, hit_blocks: int, seats: Seats, available: int) -> bool:
+        """Whether nobody will be short of blocks, some being left for emergencies."""
+        available -= self.usable_blocks // HEADROOM_SHARE
         block_tokens = self.limits.block_tokens
-        entries = [(self.lengths.rest(each), each, len(each.blocks)) for each in running]
-        # Who ends earlier than an entry has returned by then what it holds beyond its prefix.
-        returned = sum(self._returns(*entry) for entry in entries)
-        entries.append((self.lengths.rest(candidate), candidate, hit_blocks))
-        entries.sort(key=lambda entry: -entry[0].tokens)
+        need = need_of(candidate, hit_blocks, hit_blocks, self.lengths, block_tokens)
+        most = seats.most_tokens + max(0, need.missing_tokens) + need.rest_tokens
+        # Where there is room for all at their longest there is room at any time before.
+        return most // block_tokens <= available or self._peak(need, seats) <= available
+
+    def _peak(self, candidate: Need, seats: Seats) -> int:
+        """The most blocks that will be needed at once, if answers end when they are believed to."""
+        needs = list(seats.needs)
+        # Who ends earlier than another has returned by then what it holds beyond its prefix.
+        returned = sum(need.returned_blocks for need in needs)
+        insort(needs, candidate, key=lambda need: -need.rest_tokens)
         peak = missing_tokens = 0
-        for alive, (rest, request, held) in enumerate(entries, 1):
-            if request is not candidate:
-                returned -= self._returns(rest, request, held)
-            missing_tokens += len(request.tokens) + block_tokens - 1 - held * block_tokens
-            needed = (missing_tokens + alive * rest.tokens) // block_tokens
+        for alive, need in enumerate(needs, 1):
+            returned -= need.returned_blocks
+            missing_tokens += need.missing_tokens
+            needed = (missing_tokens + alive * need.rest_tokens) // self.limits.block_tokens
             peak = max(peak, needed - returned)
         return peak
-
-    def _returns(self, rest: Rest, request: Request, held: int) -> int:
-        """Blocks that a running request gives back when it ends, if that is in sight."""
-        if not rest.ends:
-            return 0
-        return max(0, held - request.cached_tokens // self.limits.block_tokens)

@@ -52,6 +52,7 @@ class Lifecycle:
         self.lengths = lengths
         self.tiers = tiers
         self.outputs: list[ChildOutput] = []
+        self._ended: list[ChildId] = []
         self.preemptions = self.recomputed_tokens = 0
 
     def hold(self, child: ChildId) -> None:
@@ -87,12 +88,18 @@ class Lifecycle:
     def end(self, request: Request, output: ChildOutput, state: State = State.FINISHING) -> None:
         """Its last output is said; its blocks go as soon as nothing of it is in flight."""
         self.outputs.append(output)
+        self._ended.append(request.child)
         self.table.move(request, state)
         if state is State.FINISHING:
             self.lengths.ended(request)
         if self.tiers is not None:
             self.tiers.drop(request.child)
         self.settle(request)
+
+    def take_ended(self) -> list[ChildId]:
+        """Who has ended since the last call; every plan asks."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def write_out(self, request: Request, blocks: tuple[StoredBlock, ...]) -> None:
         """It is computed; its end waits until its blocks are written, as far as they can be."""

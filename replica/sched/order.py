@@ -50,16 +50,8 @@ class Turn:
     rank: Rank | None
 
 
-class Live(Protocol):
-    """Who is here."""
-
-    def __len__(self) -> int: ...
-
-    def __contains__(self, child: ChildId) -> bool: ...
-
-
 class Policy(Protocol):
-    """One order. It hears of every request when it comes and when it is started.
+    """One order. It hears of every request when it comes, when it is started and when it leaves.
 
     `by_priority`, `by_deadline`: by what a waiting request may take the place of a running one.
     """
@@ -77,8 +69,11 @@ class Policy(Protocol):
     def started(self, rank: Rank) -> None:
         """A request of that rank is served from now on."""
 
-    def advance(self, now_s: float, live: Live) -> Sequence[Turn]:
-        """What the time changes, once per step. `live`: who has not left meanwhile."""
+    def left(self, child: ChildId) -> None:
+        """A request has ended, started or not; it has no turns any more. Idempotent."""
+
+    def advance(self, now_s: float) -> Sequence[Turn]:
+        """What the time changes, once per step."""
 
 
 class StaticPolicy:
@@ -93,6 +88,9 @@ class StaticPolicy:
     def started(self, rank: Rank) -> None:
         """See Policy."""
 
-    def advance(self, now_s: float, live: Live) -> Sequence[Turn]:
+    def left(self, child: ChildId) -> None:
+        """See Policy."""
+
+    def advance(self, now_s: float) -> Sequence[Turn]:
         """See Policy."""
         return ()

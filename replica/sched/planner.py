@@ -8,6 +8,7 @@ planned yet.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from replica.cache.prefix import Lease, PrefixCache
@@ -19,11 +20,16 @@ from replica.sched.loading import Loading
 from replica.sched.order import Policy
 from replica.sched.plan import ChildId, ExecutionPlan, PlanId, PlanRow
 from replica.sched.request import Request, State
+from replica.sched.seats import Seats
+from replica.sched.standing import Blocked, Standing
 from replica.sched.timing import Timing
 from replica.sched.victims import Victims
 
 SCAN_REQUESTS = 64
 """How many waiting requests one step looks at."""
+
+ASK_AGAIN_S = 0.25
+"""So long at most the first one is left alone where nothing has changed that the planner sees."""
 
 
 class Draft:
@@ -32,6 +38,7 @@ class Draft:
     `ahead`: another plan is in flight. Then nobody is preempted, for that would free nothing now;
     `starved` says that somebody would have to be. `displaced`: somebody was, for one that waited;
     the next one has to wait for the next step. `unloaded`: who was found to wait for a load.
+    `standing`: who has a seat, until somebody loses one.
     """
 
     def __init__(self, ahead: bool) -> None:
@@ -42,6 +49,7 @@ class Draft:
         self.starved = False
         self.displaced = False
         self.unloaded = 0
+        self.standing: Standing | None = None
 
     def add(self, request: Request, row: PlanRow) -> None:
         """One more row."""
@@ -75,8 +83,7 @@ class Planner:
         self._cache: PrefixCache = lifecycle.cache
         self._victims = Victims(lifecycle.cache, timing)
         self._displacement = Displacement(policy, ledger, self._cache, timing, self._victims)
-        self._blocked: tuple[int, int, int, int] | None = None
-        self._blocked_until_s = 0.0
+        self._blocked: Blocked | None = None
 
     def plan(self, plan_id: PlanId, now_s: float, ahead: bool = False) -> ExecutionPlan | None:
         """The next step, or None when nothing can run now. `ahead`: another one is in flight."""
@@ -210,58 +217,79 @@ class Planner:
         for request in self._table.waiting[:SCAN_REQUESTS]:
             if draft.unloaded > self._limits.max_loads:
                 return
-            if self._leader(request) is not None:
+            if self._follows(request, draft):
                 self.later["cold_prefix"] += 1
             elif not self._try_admit(request, draft, now_s):
                 return
 
-    def _leader(self, request: Request) -> Request | None:
-        """A request that is about to have the next block which this one needs too."""
+    def _standing(self, draft: Draft) -> Standing:
+        if draft.standing is None:
+            seated = [*self._table.running, *self._table.loading]
+            draft.standing = Standing(self._ledger.seats(seated))
+        return draft.standing
+
+    def _follows(self, request: Request, draft: Draft) -> bool:
+        """Whether another one is about to have the next block which this one needs too."""
         if not self._cache.shares:
-            return None
+            return False
         block_tokens = self._limits.block_tokens
-        index = request.expected_hit // block_tokens
-        if index >= min(len(request.keys), request.cache_limit // block_tokens):
-            return None
-        for other in (*self._table.running, *self._table.loading):
-            pending = len(other.nodes) <= index < len(other.keys) and not other.sealed
-            if pending and other.keys[index] == request.keys[index]:
-                return other
-        return None
+        found = request.expected_hit // block_tokens
+        limit = request.cache_limit // block_tokens
+        hit_blocks = self._standing(draft).hit_with_leader(request, found, limit)
+        if hit_blocks is None:
+            return False
+        self._table.expect_hit(request, hit_blocks * block_tokens)
+        return True
 
     def _try_admit(self, request: Request, draft: Draft, now_s: float) -> bool:
         """Admit it, or say no to it, or leave it; False when the queue has to wait behind it."""
-        seated = [*self._table.running, *self._table.loading]
-        turns = self._ledger.turns(seated)
-        standing = (request.child, self._cache.available, len(seated), turns)
-        if seated and self._blocked == standing and now_s < self._blocked_until_s:
+        seats, available = self._standing(draft).seats, self._cache.available
+        if (
+            seats.requests
+            and self._blocked is not None
+            and self._blocked.holds(request, seats, available, now_s)
+        ):
             return False
-        block_tokens = self._limits.block_tokens
-        limit = request.cache_limit // block_tokens
-        with self._cache.lookup(request.keys, request.tokens.tobytes(), limit) as lease:
-            self._table.expect_hit(request, len(lease) * block_tokens)
-            if self._lets_pass(request, draft, len(lease)):
-                return True
-            answer = self._ask(request, draft, len(lease), seated)
-            if isinstance(answer, Granted):
-                self._start(request, lease, now_s)
-        if isinstance(answer, Later) and draft.displaced:
-            return False
-        if isinstance(answer, Later) and self._displace(request, draft, seated, now_s):
-            return not draft.starved and self._try_admit(request, draft, now_s)
-        if isinstance(answer, Later):
-            self.later[answer.reason] += 1
-            self._blocked = standing
-            self._blocked_until_s = self._displacement.again_s(request, seated, now_s)
-            return False
+        answer: Answer | None = self._ledger.door(request, seats)
+        shut = isinstance(answer, Later)
+        if isinstance(answer, Granted):
+            answer = self._start_if_room(request, draft, now_s)
         if isinstance(answer, Never):
             self._lifecycle.refuse(request, answer.error)
-        return True
+        if not isinstance(answer, Later):
+            return True
+        if draft.displaced:
+            return False
+        if self._displace(request, draft, seats, now_s):
+            return not draft.starved and self._try_admit(request, draft, now_s)
+        self.later[answer.reason] += 1
+        again_s = self._displacement.again_s(request, seats, now_s)
+        self._blocked = Blocked(
+            request.child,
+            len(seats),
+            seats.turns,
+            math.inf if shut else self._cache.available,
+            min(again_s, now_s + ASK_AGAIN_S),
+        )
+        return False
+
+    def _start_if_room(self, request: Request, draft: Draft, now_s: float) -> Answer | None:
+        """The ledger's answer to its blocks; None when it lets others pass."""
+        limit = request.cache_limit // self._limits.block_tokens
+        with self._cache.lookup(request.keys, request.tokens.tobytes(), limit) as lease:
+            self._table.expect_hit(request, len(lease) * self._limits.block_tokens)
+            if self._lets_pass(request, draft, len(lease)):
+                return None
+            answer = self._ask(request, draft, len(lease))
+            if isinstance(answer, Granted):
+                self._start(request, lease, now_s)
+                self._standing(draft).add(request)
+        return answer
 
     def _lets_pass(self, request: Request, draft: Draft, hit_blocks: int) -> bool:
         """Whether it waits for a prefix that another one computes, or for room to load its own
         while others compute; nobody waits behind it for that."""
-        if self._leader(request) is not None:
+        if self._follows(request, draft):
             self.later["cold_prefix"] += 1
             return True
         if not self._table.running or not self._loading.waits(request, hit_blocks):
@@ -270,24 +298,21 @@ class Planner:
         draft.unloaded += 1
         return True
 
-    def _ask(
-        self, request: Request, draft: Draft, hit_blocks: int, seated: list[Request]
-    ) -> Answer:
+    def _ask(self, request: Request, draft: Draft, hit_blocks: int) -> Answer:
         """The ledger's answer, after the held requests gave way if only they are in the way."""
+        seats = self._standing(draft).seats
         while True:
-            answer = self._ledger.admit(request, hit_blocks, seated, self._cache.available)
-            if not isinstance(answer, Later) or seated or draft.ahead:
+            answer = self._ledger.room(request, hit_blocks, seats, self._cache.available)
+            if not isinstance(answer, Later) or seats.requests or draft.ahead:
                 return answer
             victim = self._victim(0)
             if victim is None:
                 return answer
             self._lifecycle.preempt(victim)
 
-    def _displace(
-        self, request: Request, draft: Draft, seated: list[Request], now_s: float
-    ) -> bool:
+    def _displace(self, request: Request, draft: Draft, seats: Seats, now_s: float) -> bool:
         """Whether others made room for it; while a plan is in flight, whether they will."""
-        chosen = self._displacement.choose(request, self._table, seated, now_s)
+        chosen = self._displacement.choose(request, self._table, seats, now_s)
         if chosen.requests and draft.ahead:
             draft.starved = True
             return True
@@ -295,6 +320,7 @@ class Planner:
         for victim in chosen.requests:
             self.displaced[chosen.reason] += 1
             self._lifecycle.preempt(victim)
+            draft.standing = None
         return bool(chosen.requests)
 
     def _start(self, request: Request, lease: Lease, now_s: float) -> None:

@@ -32,8 +32,6 @@ from replica.sched.table import RequestTable
 from replica.sched.tiers import Tiers
 from replica.sched.timing import Timing
 
-NEVER_S = float("inf")
-
 
 class Scheduler:
     """All state of one engine but the KV itself."""
@@ -67,7 +65,6 @@ class Scheduler:
         self.service = Service(policy, shadow, self.lifecycle, self.timing)
         self.in_flight: deque[ExecutionPlan] = deque()
         self.last_plan = PlanId(0)
-        self.next_deadline_s = NEVER_S
         self._committer = Committer(limits, self.lifecycle, next_key)
         self._spare_blocks = 0
         self._after_commit = after_commit
@@ -90,22 +87,11 @@ class Scheduler:
             return
         self.table.expect_hit(request, hit_blocks * self.limits.block_tokens)
         self._loading.look_ahead(request, hit_blocks)
-        if spec.deadline_s is not None:
-            self.next_deadline_s = min(self.next_deadline_s, spec.deadline_s)
 
     def expire(self, now_s: float) -> None:
         """End every child whose deadline has passed."""
-        if now_s < self.next_deadline_s:
-            return
-        self.next_deadline_s = NEVER_S
-        for request in list(self.table):
-            deadline_s = request.spec.deadline_s
-            if deadline_s is None or request.over:
-                continue
-            if deadline_s <= now_s:
-                self.lifecycle.refuse(request, too_late())
-            else:
-                self.next_deadline_s = min(self.next_deadline_s, deadline_s)
+        for request in self.table.expired(now_s):
+            self.lifecycle.refuse(request, too_late())
 
     def plan(self, now_s: float) -> ExecutionPlan | None:
         """The next step, or None when nothing can run. Raises InvariantError while one is open."""

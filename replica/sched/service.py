@@ -46,9 +46,13 @@ class Service:
 
     def advance(self, now_s: float) -> None:
         """Once per step, before it is planned."""
+        for child in self._lifecycle.take_ended():
+            self._policy.left(child)
+            if self._shadow is not None:
+                self._shadow.left(child)
         if self._shadow is not None:
-            self._shadow.advance(now_s, self._table)
-        for turn in self._policy.advance(now_s, self._table):
+            self._shadow.advance(now_s)
+        for turn in self._policy.advance(now_s):
             request = self._table.get(turn.child)
             if request is None or request.over:
                 continue

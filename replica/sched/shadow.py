@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replica.engine.messages import ShadowCounts
-from replica.sched.order import Live, Policy, Rank, Task
+from replica.sched.order import Policy, Rank, Task
 from replica.sched.plan import ChildId
 from replica.sched.request import Request
-
-SPARE_RANKS = 64
-"""How many of those who left without having been started may be remembered."""
 
 
 class Shadow:
@@ -36,11 +33,14 @@ class Shadow:
         self._differed += before > 0
         self._overtaken += before
 
-    def advance(self, now_s: float, live: Live) -> None:
+    def left(self, child: ChildId) -> None:
+        """A request has ended."""
+        self._ranks.pop(child, None)
+        self._policy.left(child)
+
+    def advance(self, now_s: float) -> None:
         """One step later."""
-        if len(self._ranks) > 2 * len(live) + SPARE_RANKS:
-            self._ranks = {child: rank for child, rank in self._ranks.items() if child in live}
-        for turn in self._policy.advance(now_s, live):
+        for turn in self._policy.advance(now_s):
             if turn.child not in self._ranks:
                 continue
             if turn.rank is None:

@@ -4,16 +4,19 @@ request from one state to another.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from events.errors import InvariantError
 from replica.sched.order import Rank
 from replica.sched.plan import ChildId
 from replica.sched.request import Request, State
 
+NEVER_S = float("inf")
+
 _rank = attrgetter("rank")
+_moment_s = itemgetter(0)
 
 _MOVES = {
     State.QUEUED: {State.LOADING, State.RUNNING, State.HELD, State.ABORTING, State.FINISHING},
@@ -60,6 +63,7 @@ class RequestTable:
         self.waiting_tokens = 0
         self.waiting_hit_tokens = 0
         self._requests: dict[ChildId, Request] = {}
+        self._deadlines: list[tuple[float, ChildId]] = []
         self._lists = {
             State.QUEUED: self.waiting,
             State.LOADING: self.loading,
@@ -86,6 +90,8 @@ class RequestTable:
         if request.child in self._requests:
             raise InvariantError(f"child {request.child} is already here")
         self._requests[request.child] = request
+        if request.spec.deadline_s is not None:
+            insort(self._deadlines, (request.spec.deadline_s, request.child))
         self._enter(request)
 
     def move(self, request: Request, target: State) -> None:
@@ -95,6 +101,19 @@ class RequestTable:
         self._leave(request)
         request.state = target
         self._enter(request)
+        deadline_s = request.spec.deadline_s
+        if deadline_s is not None and target in (State.ABORTING, State.FINISHING):
+            del self._deadlines[bisect_left(self._deadlines, (deadline_s, request.child))]
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When the first of those that have not ended has to."""
+        return self._deadlines[0][0] if self._deadlines else NEVER_S
+
+    def expired(self, now_s: float) -> list[Request]:
+        """Those that have not ended and whose deadline has passed, the earliest first."""
+        past = bisect_right(self._deadlines, now_s, key=_moment_s)
+        return [self._requests[child] for _, child in self._deadlines[:past]]
 
     def rerank(self, request: Request, rank: Rank) -> None:
         """Give it another place in the service order."""

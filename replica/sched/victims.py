@@ -4,6 +4,7 @@ displaced."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from replica.cache.prefix import PrefixCache
 from replica.sched.request import Request
@@ -11,6 +12,13 @@ from replica.sched.timing import Timing
 
 MAX_PREEMPTIONS = 3
 """From here on a request is spared where others can give, and never displaced."""
+
+
+class Victim(NamedTuple):
+    """A request that could give way, and the blocks that this would free."""
+
+    request: Request
+    freed_blocks: int
 
 
 class Victims:
@@ -21,21 +29,24 @@ class Victims:
         self._timing = timing
 
     def choose(self, candidates: Sequence[Request]) -> Request | None:
-        """From the lowest priority that has somebody of use: the least often chosen, then the most
+        """The first of `ranked`."""
+        first = min(self._useful(candidates), key=self._rank, default=None)
+        return None if first is None else first.request
+
+    def ranked(self, candidates: Sequence[Request]) -> list[Victim]:
+        """Those of use: the lowest priority first, within it the least often chosen, then the most
         blocks freed per ms of computing again, then the far end."""
-        useful = [(self._cache.frees(each.blocks), each) for each in reversed(candidates)]
-        useful = [(freed, each) for freed, each in useful if freed]
-        if not useful:
-            return None
-        lowest = min(each.spec.priority for _, each in useful)
-
-        def worth(entry: tuple[int, Request]) -> tuple[float, float]:
-            freed, each = entry
-            often = min(each.preemptions, MAX_PREEMPTIONS)
-            return -often, freed / max(1e-3, self.recompute_ms(each))
-
-        return max((entry for entry in useful if entry[1].spec.priority == lowest), key=worth)[1]
+        return sorted(self._useful(candidates), key=self._rank)
 
     def recompute_ms(self, request: Request) -> float:
         """What its KV costs again, if nothing of it stays in the cache."""
         return self._timing.prefill.predict_ms(0, request.committed)
+
+    def _useful(self, candidates: Sequence[Request]) -> list[Victim]:
+        found = [Victim(each, self._cache.frees(each.blocks)) for each in reversed(candidates)]
+        return [victim for victim in found if victim.freed_blocks]
+
+    def _rank(self, victim: Victim) -> tuple[float, ...]:
+        each, freed = victim
+        often = min(each.preemptions, MAX_PREEMPTIONS)
+        return each.spec.priority, often, -freed / max(1e-3, self.recompute_ms(each))

@@ -18,12 +18,13 @@ Decodes come before prefill in every step, so no order here takes their share.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 from math import inf
+from operator import itemgetter
+from typing import NamedTuple
 
-from replica.sched.order import Live, Rank, Task, Turn
+from replica.sched.order import Rank, Task, Turn
 from replica.sched.plan import ChildId
 
 SLACK_S = (0.25, 1.0, 4.0)
@@ -40,14 +41,30 @@ MAX_TURNS = 16
 
 MAX_TENANTS = 1_024
 
+_at_s = itemgetter(0)
+
+
+class _Waiting(NamedTuple):
+    """What the time will change for a request: `at_s` is when it changes next."""
+
+    at_s: float
+    rank: Rank
+    start_by_s: float
+    last_chance_s: float
+
 
 class Deadline:
-    """Holds one coming event for each waiting request, and a tag for each tenant."""
+    """Holds the coming event of each request that has one, and a tag for each tenant.
+
+    Events lie in the order of their time, and leave with their request: so a step takes what is due
+    from the front, and nothing ever has to be swept.
+    """
 
     by_priority = by_deadline = True
 
     def __init__(self) -> None:
-        self._events: list[tuple[float, ChildId, Rank, Task]] = []
+        self._events: list[tuple[float, ChildId]] = []
+        self._waiting: dict[ChildId, _Waiting] = {}
         self._virtual_ms = 0.0
         self._ends_ms: dict[str, float] = {}
 
@@ -67,7 +84,7 @@ class Deadline:
         tag = self._tag_ms(task) // QUANTUM_MS
         tail = (tag, -task.hit_tokens, task.arrival_s, task.child)
         rank = (-task.priority, slack_class(due_s - task.arrival_s), *tail)
-        self._await(task, rank, task.arrival_s)
+        self._await(task.child, rank, due_s, last_chance_s(task), task.arrival_s)
         return rank
 
     def refuses(self, task: Task, ahead_ms: float) -> bool:
@@ -77,6 +94,7 @@ class Deadline:
         least_ms = (ahead_ms + task.prefill_ms) / (1.0 + task.error)
         if task.arrival_s + 1e-3 * least_ms <= task.first_by_s:
             return False
+        self.left(task.child)
         self._ends_ms[task.tenant] -= charge_ms(task)
         return True
 
@@ -84,33 +102,36 @@ class Deadline:
         """See Policy."""
         self._virtual_ms = max(self._virtual_ms, rank[2] * QUANTUM_MS)
 
-    def advance(self, now_s: float, live: Live) -> Sequence[Turn]:
+    def left(self, child: ChildId) -> None:
         """See Policy."""
-        if len(self._events) > 2 * len(live) + MAX_TURNS:
-            self._events = [event for event in self._events if event[1] in live]
-            heapify(self._events)
-        turns: list[Turn] = []
-        for _ in range(MAX_TURNS):
-            if not self._events or self._events[0][0] > now_s:
-                break
-            _, child, rank, task = heappop(self._events)
-            if child in live:
-                turns.append(self._turn(task, rank, now_s))
-        return turns
+        waiting = self._waiting.pop(child, None)
+        if waiting is not None:
+            del self._events[bisect_left(self._events, (waiting.at_s, child))]
 
-    def _turn(self, task: Task, rank: Rank, now_s: float) -> Turn:
+    def advance(self, now_s: float) -> Sequence[Turn]:
+        """See Policy."""
+        due = bisect_right(self._events, now_s, hi=min(MAX_TURNS, len(self._events)), key=_at_s)
+        children = [child for _, child in self._events[:due]]
+        del self._events[:due]
+        return [self._turn(child, self._waiting.pop(child), now_s) for child in children]
+
+    def _turn(self, child: ChildId, waiting: _Waiting, now_s: float) -> Turn:
+        rank, due_s = waiting.rank, waiting.start_by_s
         if rank[1] == 0:
-            return Turn(task.child, None)
-        urgent = (rank[0], slack_class(start_by_s(task) - now_s), *rank[2:])
-        self._await(task, urgent, now_s)
-        return Turn(task.child, urgent)
+            return Turn(child, None)
+        urgent = (rank[0], slack_class(due_s - now_s), *rank[2:])
+        self._await(child, urgent, due_s, waiting.last_chance_s, now_s)
+        return Turn(child, urgent)
 
-    def _await(self, task: Task, rank: Rank, now_s: float) -> None:
+    def _await(
+        self, child: ChildId, rank: Rank, due_s: float, last_chance_s: float, now_s: float
+    ) -> None:
         """The next time at which something changes for it: one class up, or too late."""
         above = int(rank[1]) - 1
-        at_s = last_chance_s(task) if above < 0 else start_by_s(task) - SLACK_S[above]
+        at_s = max(now_s, last_chance_s if above < 0 else due_s - SLACK_S[above])
         if at_s < inf:
-            heappush(self._events, (max(at_s, now_s), task.child, rank, task))
+            self._waiting[child] = _Waiting(at_s, rank, due_s, last_chance_s)
+            insort(self._events, (at_s, child))
 
     def _tag_ms(self, task: Task) -> float:
         """The tenant's virtual time at which the request starts; it ends by its cost later."""

@@ -30,7 +30,7 @@ ONE = Task(
 
 
 class Queue:
-    """Waiting requests under one policy, without an engine: whoever is first is served."""
+    """Waiting requests under one policy, without an engine: whoever is first is served, at once."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -47,7 +47,7 @@ class Queue:
         return task.child
 
     def pop(self, now_s: float) -> Task:
-        while turns := self.policy.advance(now_s, self.ranks):
+        while turns := self.policy.advance(now_s):
             for turn in turns:
                 if turn.rank is None:
                     self.late.append(turn.child)
@@ -56,6 +56,7 @@ class Queue:
                     self.ranks[turn.child] = turn.rank
         child = min(self.ranks, key=self.ranks.__getitem__)
         self.policy.started(self.ranks.pop(child))
+        self.policy.left(child)
         return self.tasks[child]
 
     def order(self, now_s: float = 100.0) -> list[int]:
@@ -179,8 +180,12 @@ def test_events_of_those_who_left_are_forgotten() -> None:
     for child in range(1_000):
         policy.enter(replace(ONE, child=ChildId(child), first_by_s=9_000.0))
     assert policy.events == 1_000
-    policy.advance(100.0, {ChildId(7): 0})
+    for child in range(1, 1_000):
+        policy.left(ChildId(child))
+        policy.left(ChildId(child))
     assert policy.events == 1
+    policy.left(ChildId(0))
+    assert not policy.advance(1e9)
     for child in range(3_000):
         policy.enter(replace(ONE, child=ChildId(child), tenant=f"t{child}"))
     assert policy.tenants <= 1_024
@@ -190,7 +195,7 @@ def test_so_many_turns_and_no_more_in_one_step() -> None:
     queue = Queue(Deadline())
     for _ in range(3 * MAX_TURNS):
         queue.add()
-    assert len(queue.policy.advance(500.0, queue.ranks)) == MAX_TURNS
+    assert len(queue.policy.advance(500.0)) == MAX_TURNS
 
 
 @pytest.mark.parametrize("name", POLICIES)
