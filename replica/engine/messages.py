@@ -103,7 +103,8 @@ class EngineLoad:
     """A snapshot that the engine replaces after each step; readable from any thread.
 
     By reason: `displaced`, preemptions for the sake of one that waits; `later` and `never`, how
-    often a request was not admitted yet, or refused.
+    often a request was not admitted yet, or refused. `held_requests` wait for their readers and
+    keep `held_blocks` blocks; `held`: what became of the KV of such (see Lifecycle).
     """
 
     waiting: int
@@ -128,6 +129,9 @@ class EngineLoad:
     displaced: Mapping[str, int] = field(default_factory=dict)
     later: Mapping[str, int] = field(default_factory=dict)
     never: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
+    held_requests: int = 0
+    held_blocks: int = 0
     failed_plans: int = 0
     broken_invariants: int = 0
 

@@ -21,6 +21,7 @@ from replica.front.fence import Fence, RequestKey
 from replica.front.mailbox import Mailbox
 from replica.front.metrics import FrontCounters
 from replica.sched.plan import ChildId
+from replica.sched.refusals import slow_reader
 
 
 class Outlet(Protocol):
@@ -61,9 +62,6 @@ class Attempt:
     deadline_timer: asyncio.TimerHandle | None = None
 
 
-SLOW_READER = CoreError(
-    status=503, type="server_error", code="slow_reader", message="The reader was too slow."
-)
 LEAVING = CoreError(
     status=503,
     type="server_error",
@@ -251,7 +249,7 @@ class Attempts:
 
     def _expire_slow(self, attempt: Attempt) -> None:
         self._counters.mailbox_aborts += bool(attempt.children)
-        self.end(attempt, FINISH_ERROR, SLOW_READER)
+        self.end(attempt, FINISH_ERROR, slow_reader())
 
     def _forget(self, attempt: Attempt) -> None:
         for timer in (attempt.slow_timer, attempt.deadline_timer):

@@ -97,6 +97,8 @@ class _Snapshot(Collector):
             "running",
             "queued_prefill_tokens",
             "running_context_tokens",
+            "held_requests",
+            "held_blocks",
             "free_blocks",
             "cached_blocks",
             "total_blocks",
@@ -134,6 +136,7 @@ class _Snapshot(Collector):
             ("admission_later", load.later),
             ("admission_never", load.never),
             ("displaced", load.displaced),
+            ("held_kv", load.held),
         ):
             family = CounterMetricFamily(PREFIX + name, f"{name} by reason", labels=["reason"])
             for reason, count in reasons.items():

@@ -6,6 +6,8 @@ What has rows in flight, or blocks on the move, is settled when these come back.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from events.errors import CoreError
 from events.output import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH
 from replica.cache.prefix import PrefixCache
@@ -38,7 +40,11 @@ def output_of(
 
 
 class Lifecycle:
-    """Owns the way of every request through the states."""
+    """Owns the way of every request through the states.
+
+    `held`: what became of the KV of those that were held: "kept" until they went on, "released"
+    meanwhile, or "aborted" with its request.
+    """
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class Lifecycle:
         self.lengths = lengths
         self.tiers = tiers
         self.outputs: list[ChildOutput] = []
+        self.held: Counter[str] = Counter()
         self._ended: list[ChildId] = []
         self.preemptions = self.recomputed_tokens = 0
 
@@ -70,7 +77,10 @@ class Lifecycle:
         if request is None or request.over or not request.on_hold:
             return
         request.on_hold = False
+        request.held_cost_ms += request.rent_ms
+        request.rent_ms = 0.0
         if request.state is State.HELD:
+            self.held["kept"] += bool(request.blocks)
             started = request.blocks or request.in_flight
             self.table.move(request, State.RUNNING if started else State.QUEUED)
 

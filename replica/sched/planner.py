@@ -58,7 +58,10 @@ class Draft:
 
 
 class Planner:
-    """Reads and moves requests; truth about computed tokens is the commit's alone."""
+    """Reads and moves requests; truth about computed tokens is the commit's alone.
+
+    `short_of_blocks`: the first that waits does so for want of blocks, as of the last plan.
+    """
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class Planner:
         self.displaced: Counter[str] = Counter()
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.short_of_blocks = False
         self._started: list[Request] = []
         self._ledger = ledger
         self._limits = ledger.limits
@@ -214,6 +218,7 @@ class Planner:
 
     def _admit_waiting(self, draft: Draft, now_s: float) -> None:
         """Start what fits beside those that run."""
+        self.short_of_blocks = False
         for request in self._table.waiting[:SCAN_REQUESTS]:
             if draft.unloaded > self._limits.max_loads:
                 return
@@ -249,6 +254,7 @@ class Planner:
             and self._blocked is not None
             and self._blocked.holds(request, seats, available, now_s)
         ):
+            self.short_of_blocks = self._blocked.by_blocks
             return False
         answer: Answer | None = self._ledger.door(request, seats)
         shut = isinstance(answer, Later)
@@ -271,6 +277,7 @@ class Planner:
             math.inf if shut else self._cache.available,
             min(again_s, now_s + ASK_AGAIN_S),
         )
+        self.short_of_blocks = self._blocked.by_blocks
         return False
 
     def _start_if_room(self, request: Request, draft: Draft, now_s: float) -> Answer | None:

@@ -37,6 +37,13 @@ def too_late() -> CoreError:
     )
 
 
+def slow_reader() -> CoreError:
+    """Nobody takes what it puts out."""
+    return CoreError(
+        status=503, type="server_error", code="slow_reader", message="The reader was too slow."
+    )
+
+
 def comes_too_late(wait_ms: float) -> CoreError:
     """Its first token would come after its deadline; `wait_ms` of prefill is before it."""
     return CoreError(

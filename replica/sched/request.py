@@ -41,6 +41,7 @@ class State(Enum):
 class Request:
     """`tokens` is all that is known, prompt and output. `computed` counts tokens whose KV is there
     or planned, `committed` those whose KV is certain; they differ only while a row is in flight.
+    `rent_ms`: what its KV has cost others while it is held, `held_cost_ms` in all holds before.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Request:
         "computed",
         "expected_hit",
         "failures",
+        "held_cost_ms",
         "in_flight",
         "incarnation",
         "keys",
@@ -65,6 +67,7 @@ class Request:
         "queued_tokens",
         "rank",
         "recomputed_tokens",
+        "rent_ms",
         "scheduled_s",
         "sealed",
         "spec",
@@ -93,6 +96,7 @@ class Request:
         self.expected_hit = self.queued_tokens = 0
         self.cached_tokens = self.recomputed_tokens = 0
         self.scheduled_s = 0.0
+        self.held_cost_ms = self.rent_ms = 0.0
         self.prompt_scores: list[TokenLogprob] = []
         self._table: tuple[int, ...] = ()
         self._suppress = self._suppress_ids()

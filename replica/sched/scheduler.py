@@ -17,6 +17,7 @@ from replica.cache.pool import BlockPool
 from replica.cache.prefix import PrefixCache
 from replica.engine.messages import ChildOutput, EngineRequest
 from replica.sched.commit import Committer, NextKey
+from replica.sched.holding import Holding
 from replica.sched.ledger import Ledger, Limits
 from replica.sched.lengths import OutputLengths
 from replica.sched.lifecycle import Lifecycle
@@ -60,6 +61,7 @@ class Scheduler:
         self.lifecycle = Lifecycle(self.table, self.cache, self.lengths, tiers)
         self.ledger = Ledger(limits, self.lengths)
         self._loading = Loading(self.ledger, self.lifecycle)
+        self._holding = Holding(self.lifecycle, self.timing)
         policy = Deadline() if policy is None else policy
         self.planner = Planner(policy, self.ledger, self.lifecycle, self._loading, self.timing)
         self.service = Service(policy, shadow, self.lifecycle, self.timing)
@@ -196,6 +198,7 @@ class Scheduler:
 
     def _plan(self, now_s: float, ahead: bool = False) -> ExecutionPlan | None:
         self.service.advance(now_s)
+        self._holding.review(now_s, self.ledger.usable_blocks, self.planner.short_of_blocks)
         plan = self.planner.plan(PlanId(self.last_plan + 1), now_s, ahead)
         self.service.started(self.planner.take_started())
         if plan is not None:

@@ -4,6 +4,7 @@ thousand of them cost a step no more than the few that may start in it.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from replica.sched.plan import ChildId
@@ -50,6 +51,11 @@ class Blocked(NamedTuple):
     turns: int
     available: float
     until_s: float
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether it is blocks that it waits for."""
+        return self.available < math.inf
 
     def holds(self, request: Request, seats: Seats, available: int, now_s: float) -> bool:
         """Whether the answer would be the same: those that run have taken what they were believed
