@@ -22,6 +22,7 @@ from replica.sched.plan import (
     RowResult,
     SampleSpec,
 )
+from tests.fakes.grammar import FakeGrammar
 
 NON_FINITE = "the logits are not finite"
 
@@ -50,10 +51,11 @@ def next_token(
     salt = spec.seed if spec is not None and spec.params.temperature > 0 else 0
     mix = zlib.crc32(array("I", tokens).tobytes(), salt & 0xFFFFFFFF)
     banned = set(spec.suppress_ids) if spec is not None else set()
-    if eos is not None and eos not in banned and mix % 23 == 0:
+    grammar = spec.grammar if spec is not None else None
+    if eos is not None and eos not in banned and grammar is None and mix % 23 == 0:
         return eos
     choice = (mix >> 8) % vocab
-    while choice in banned or choice == eos:
+    while choice in banned or choice == eos or (grammar and not grammar.allows(choice)):
         choice = (choice + 1) % vocab
     return choice
 
@@ -153,6 +155,9 @@ class FakeRunner:
             raise FakeRunnerError("a row needs tokens, and blocks for all of them")
         if row.sample is not None and row.sample.position != end:
             raise FakeRunnerError("the sampled position is the one behind the row")
+        grammar = None if row.sample is None else row.sample.grammar
+        if isinstance(grammar, FakeGrammar) and grammar.position != end:
+            raise FakeRunnerError("a grammar has to follow all tokens before it masks the next")
         for position in range(row.start):
             cell = self._cell(row, position)
             if cell is None or cell[1] != position:

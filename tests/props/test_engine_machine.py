@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,10 +25,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from configs.schema import WARM_SHARE, ServiceOrder
+from replica.engine.messages import EngineRequest
 from replica.sched.invariants import check_scheduler
 from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult
+from replica.sched.policies import POLICIES
 from replica.sched.policies.deadline import Deadline
-from replica.sched.policies.priority import Priority
+from tests.fakes.grammar import FakeGrammar
 from tests.fakes.runner import NON_FINITE, FakeRunnerError
 from tests.replica.cache.test_journal import replay
 from tests.replica.sched.rig import Bench, real_key, sampling, short_key, tokens_of
@@ -40,6 +45,39 @@ EXAMPLE_STEPS = 80
 SEED_STEPS = 10_000
 
 
+class Wish(NamedTuple):
+    """What a request may ask for beside its tokens: a share, promises, a form. Times in s from when
+    it comes; the bench's steps take one each. `grammar`: of FakeGrammar, behind the prompt."""
+
+    weight: float = 1.0
+    warm_share: float = WARM_SHARE
+    first_s: float | None = None
+    end_s: float | None = None
+    itl_ms: float | None = None
+    grammar: tuple[int, int | None] | None = None
+
+
+PLAIN = Wish()
+
+WISHES = {
+    "weight": (1.0, 0.5, 4.0),
+    "warm_share": (WARM_SHARE, 0.0, 0.2, 1.0),
+    "first_s": (None, None, 0.5, 4.0, 12.0),
+    "end_s": (None, None, None, 3.0, 25.0),
+    "itl_ms": (None, None, 250.0),
+    "grammar": (None, None, None, (2, None), (4, None), (6, 3)),
+}
+
+CAUSES: dict[str, Callable[[EngineRequest], bool]] = {
+    "engine_error": lambda spec: True,
+    "context_length_exceeded": lambda spec: True,
+    "deadline": lambda spec: spec.first_by_s is not None,
+    "deadline_exceeded": lambda spec: spec.deadline_s is not None,
+    "grammar_too_complex": lambda spec: getattr(spec.grammar, "gives_up_at", None) is not None,
+}
+"""Which requests may end with which error, but for those whose reader was slow."""
+
+
 class Driver:
     """What both machines do, with the bookkeeping of who was ended from outside."""
 
@@ -50,8 +88,9 @@ class Driver:
         self.spoilt: set[int] = set()
         self.ended: set[int] = set()
         self.published: set[bytes] = set()
+        self.held: set[int] = set()
 
-    def add(self, family: int, length: int, wanted: int, skip: bool) -> ChildId:
+    def add(self, family: int, length: int, wanted: int, skip: bool, wish: Wish = PLAIN) -> ChildId:
         prompt = (*tokens_of(family, length), *tokens_of(family + length % 2, 2))
         params = sampling(
             wanted,
@@ -64,6 +103,13 @@ class Driver:
         fields = {"skip_cache_read": skip, "tenant": f"t{wanted % 3}", "priority": length % 7 // 5}
         if wanted == 1 and length % 2:
             fields["write_to"] = "a store"
+        now_s = self.bench.now_s
+        fields |= {"weight": wish.weight, "warm_share": wish.warm_share, "itl_ms": wish.itl_ms}
+        fields["arrival_s"] = now_s
+        fields["first_by_s"] = None if wish.first_s is None else now_s + wish.first_s
+        fields["deadline_s"] = None if wish.end_s is None else now_s + wish.end_s
+        if wish.grammar is not None:
+            fields["grammar"] = FakeGrammar(len(prompt), *wish.grammar)
         return self.bench.add(prompt, params, **fields)
 
     def begin(self) -> None:
@@ -113,6 +159,16 @@ class Driver:
         self.bench.scheduler.lifecycle.abort(child)
         self.bench.collect()
 
+    def hold(self, child: ChildId) -> None:
+        self.bench.scheduler.lifecycle.hold(child)
+        self.held.add(child)
+
+    def wait(self, seconds: float) -> None:
+        """Time goes by, and nothing else."""
+        self.bench.now_s += seconds
+        self.bench.scheduler.expire(self.bench.now_s)
+        self.bench.collect()
+
     def preempt(self, child: ChildId) -> None:
         request = self.bench.scheduler.table.get(child)
         if request is not None and request.state.name == "RUNNING":
@@ -154,7 +210,10 @@ class Driver:
             elif self.bench.finish(child) == "error":
                 error = outputs[-1].error
                 assert error is not None
-                assert error.code in ("engine_error", "context_length_exceeded")
+                if error.code == "slow_reader":
+                    assert child in self.held
+                else:
+                    assert CAUSES[str(error.code)](self.bench.specs[child]), error
             else:
                 self.bench.assert_right(child)
             wanted = self.bench.wanted(child)
@@ -175,6 +234,7 @@ class EngineMachine(RuleBasedStateMachine):
         key=st.sampled_from([real_key, short_key]),
         tiered=st.booleans(),
         max_loads=st.integers(1, 3),
+        order=st.sampled_from(list(POLICIES)),
     )
     def start(
         self,
@@ -186,6 +246,7 @@ class EngineMachine(RuleBasedStateMachine):
         key: object,
         tiered: bool,
         max_loads: int,
+        order: ServiceOrder,
     ) -> None:
         self.driver = Driver(
             Bench(
@@ -200,6 +261,8 @@ class EngineMachine(RuleBasedStateMachine):
                 next_key=key,
                 eos=5,
                 tiered=tiered,
+                policy=POLICIES[order](),
+                shadow=Deadline(),
             )
         )
 
@@ -209,9 +272,10 @@ class EngineMachine(RuleBasedStateMachine):
         length=st.integers(1, 12),
         wanted=st.integers(1, 9),
         skip=st.booleans(),
+        wish=st.builds(Wish, **{name: st.sampled_from(values) for name, values in WISHES.items()}),
     )
-    def add(self, family: int, length: int, wanted: int, skip: bool) -> ChildId:
-        return self.driver.add(family, length, wanted, skip)
+    def add(self, family: int, length: int, wanted: int, skip: bool, wish: Wish) -> ChildId:
+        return self.driver.add(family, length, wanted, skip, wish)
 
     @rule()
     def begin(self) -> None:
@@ -236,7 +300,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(child=children)
     def hold(self, child: ChildId) -> None:
-        self.driver.bench.scheduler.lifecycle.hold(child)
+        self.driver.hold(child)
+
+    @rule(seconds=st.sampled_from([0.06, 1.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.driver.wait(seconds)
 
     @rule(child=children)
     def resume(self, child: ChildId) -> None:
@@ -295,23 +363,27 @@ def random_steps(seed: int, steps: int) -> None:
         next_key=rng.choice([real_key, short_key]),
         eos=5,
         tiered=rng.random() < 0.5,
-        policy=rng.choice([Priority, Deadline])(),
+        policy=POLICIES[rng.choice(list(POLICIES))](),
         shadow=Deadline(),
     )
+    if rng.random() < 0.5:
+        # The device is as slow as the clock says, so that promises can be broken.
+        bench.runner.device_ms = lambda plan: 900.0 + 5.0 * plan.tokens
     driver = Driver(bench)
     children: list[ChildId] = []
     for _ in range(steps):
         word = rng.random()
         if word < 0.15 and len(bench.scheduler.table) < 12:
+            wish = Wish(**{name: rng.choice(values) for name, values in WISHES.items()})
             child = driver.add(
-                rng.randrange(4), rng.randint(1, 14), rng.randint(1, 12), word < 0.01
+                rng.randrange(4), rng.randint(1, 14), rng.randint(1, 12), word < 0.01, wish
             )
             children.append(child)
         elif word < 0.22 and children:
             driver.abort(rng.choice(children[-12:]))
-        elif word < 0.26 and children:
-            bench.scheduler.lifecycle.hold(rng.choice(children[-12:]))
-        elif word < 0.34 and children:
+        elif word < 0.27 and children:
+            driver.hold(rng.choice(children[-12:]))
+        elif word < 0.335 and children:
             bench.scheduler.lifecycle.resume(rng.choice(children[-30:]))
         elif word < 0.36 and children:
             driver.preempt(rng.choice(children[-12:]))
@@ -319,7 +391,9 @@ def random_steps(seed: int, steps: int) -> None:
             driver.land(rng.randint(0, 5))
         elif word < 0.392:
             driver.evict(rng.randint(1, 9))
-        elif word < 0.397:
+        elif word < 0.4:
+            driver.wait(rng.choice((0.06, 1.0, 5.0)))
+        elif word < 0.405:
             bench.scheduler.clear_cache(rng.choice([None, None, 7]))
         elif not driver.flying or (word < 0.7 and len(driver.flying) < 2):
             driver.begin()

@@ -16,6 +16,7 @@ from replica.sched.ledger import HORIZON_TOKENS, Limits
 from replica.sched.order import Policy
 from replica.sched.plan import ChildId, ExecutionPlan
 from replica.sched.scheduler import Scheduler
+from tests.fakes.grammar import FakeGrammar
 from tests.fakes.runner import FakeRunner, next_token
 from tests.fakes.tiers import FakeTiers
 
@@ -268,12 +269,16 @@ def plain_run(spec: EngineRequest, runner: FakeRunner) -> list[int]:
     ends = set(spec.params.stop_token_ids)
     if not spec.params.ignore_eos:
         ends |= spec.eos_ids
+    grammar = spec.grammar.fresh() if isinstance(spec.grammar, FakeGrammar) else None
     while len(out) < spec.params.max_tokens:
         suppress = tuple(ends) if len(out) < spec.params.min_tokens else ()
-        probe = _Probe(spec, suppress)
-        out.append(next_token(known, runner.vocab, runner.eos, probe))
-        known.append(out[-1])
-        if out[-1] in ends:
+        probe = _Probe(spec, suppress, grammar)
+        token = next_token(known, runner.vocab, runner.eos, probe)
+        if grammar is not None and not grammar.advance([token]):
+            break
+        out.append(token)
+        known.append(token)
+        if token in ends or (grammar is not None and grammar.finished):
             break
     return out
 
@@ -281,7 +286,10 @@ def plain_run(spec: EngineRequest, runner: FakeRunner) -> list[int]:
 class _Probe:
     """As much of a SampleSpec as the fake looks at."""
 
-    def __init__(self, spec: EngineRequest, suppress_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, spec: EngineRequest, suppress_ids: tuple[int, ...], grammar: FakeGrammar | None
+    ) -> None:
+        self.grammar = grammar
         self.params = spec.params
         self.seed = spec.seed
         self.suppress_ids = suppress_ids
