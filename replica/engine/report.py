@@ -35,7 +35,7 @@ def report(
         cached_tokens_total=scheduler.planner.cached_tokens,
         preemptions_total=scheduler.lifecycle.preemptions,
         displaced=dict(scheduler.planner.displaced),
-        recomputed_tokens_total=max(0, scheduler.lifecycle.recomputed_tokens),
+        recomputed_tokens_total=scheduler.lifecycle.recomputed_tokens,
         later=dict(scheduler.planner.later),
         never=dict(scheduler.ledger.never),
         held=dict(scheduler.lifecycle.held),

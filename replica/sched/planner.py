@@ -345,12 +345,14 @@ class Planner:
             self._table.move(request, State.RUNNING)
 
     def credit(self, request: Request, tokens: int) -> None:
-        """`tokens` tokens came from a cache, on the device or below it."""
-        if request.preemptions:
-            request.recomputed_tokens = max(0, request.recomputed_tokens - tokens)
-            self._lifecycle.recomputed_tokens -= tokens
-            return
+        """The last `tokens` tokens of what it has computed now came from a cache, on the device or
+        below it. What it had lost by a preemption is found again; what it never had is a hit."""
+        end, lost = request.committed, request.lost_tokens
+        start = end - tokens
+        found = max(0, min(end, lost) - start)
+        request.recomputed_tokens -= found
+        self._lifecycle.recomputed_tokens -= found
         # Of a request that goes on from elsewhere the whole prompt may lie in the cache.
-        before = request.cached_tokens
-        request.cached_tokens = min(before + tokens, request.prompt_tokens - 1)
-        self.cached_tokens += request.cached_tokens - before
+        hit = max(0, min(end, request.prompt_tokens - 1) - max(start, lost))
+        request.cached_tokens += hit
+        self.cached_tokens += hit

@@ -41,7 +41,8 @@ class State(Enum):
 class Request:
     """`tokens` is all that is known, prompt and output. `computed` counts tokens whose KV is there
     or planned, `committed` those whose KV is certain; they differ only while a row is in flight.
-    `rent_ms`: what its KV has cost others while it is held, `held_cost_ms` in all holds before.
+    `lost_tokens`: how many were computed when it was last preempted. `rent_ms`: what its KV has
+    cost others while it is held, `held_cost_ms` in all holds before.
     """
 
     __slots__ = (
@@ -58,6 +59,7 @@ class Request:
         "in_flight",
         "incarnation",
         "keys",
+        "lost_tokens",
         "next_parent",
         "nodes",
         "on_hold",
@@ -94,7 +96,7 @@ class Request:
         self.suspect = False
         self.failures = self.preemptions = 0
         self.expected_hit = self.queued_tokens = 0
-        self.cached_tokens = self.recomputed_tokens = 0
+        self.cached_tokens = self.recomputed_tokens = self.lost_tokens = 0
         self.scheduled_s = 0.0
         self.held_cost_ms = self.rent_ms = 0.0
         self.prompt_scores: list[TokenLogprob] = []

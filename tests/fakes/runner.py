@@ -61,7 +61,8 @@ def next_token(
 
 
 class FakeRunner:
-    """See the module. `started` is set whenever a plan begins; `plans` counts executed ones."""
+    """See the module. `started` is set whenever a plan begins; `plans` counts those that were
+    executed, `tokens` what they computed."""
 
     def __init__(
         self, total_blocks: int, block_tokens: int, vocab: int, eos: int | None = None
@@ -74,7 +75,7 @@ class FakeRunner:
         self.kv: list[list[tuple[int, int] | None]] = [
             [None] * block_tokens for _ in range(total_blocks)
         ]
-        self.plans = 0
+        self.plans = self.tokens = 0
         self.last_plan = 0
         self.last_tokens: dict[ChildId, int | None] = {}
         self.closed = False
@@ -102,6 +103,7 @@ class FakeRunner:
             if row is not None:
                 self._write(row)
         self.plans += 1
+        self.tokens += plan.tokens
         results = tuple(
             RowResult(asked.child, None, error="no token came before")
             if row is None
