@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tools.bench import cli
+from tools.bench.orders.backlog import QUEUES
 from tools.errors import CommandError
 
 TRACE = "agents:kinds=2,system=600,turns=3,step=200,output=20,rates=2,stage_s=10,block=50"
@@ -16,7 +17,8 @@ TRACE = "agents:kinds=2,system=600,turns=3,step=200,output=20,rates=2,stage_s=10
 
 def run(tmp_path: Path, *flags: str) -> dict[str, Any]:
     out = tmp_path / "orders.json"
-    common = ["--device", "a10g-7b", "--kv-tokens", "40000", "--waiting", "50", "--json", str(out)]
+    common = ["--device", "a10g-7b", "--kv-tokens", "40000", "--waiting", "8", "--json", str(out)]
+    common += ["--steps", "12", "--rounds", "1"]
     assert cli.main(["orders", TRACE, *common, *flags]) == 0
     return json.loads(out.read_text())
 
@@ -35,7 +37,8 @@ def test_orders_differ_only_in_who_waits(
     assert orders["fcfs"]["refused"] == orders["priority"]["refused"] == 0
     for name, figures in orders.items():
         assert 0.0 <= figures["slo_share"] <= 1.0
-        assert figures["backlog"]["waiting"] == 50
+        assert set(figures["backlog"]) == set(QUEUES)
+        assert all(costs["plan_p99_us"] > 0.0 for costs in figures["backlog"].values())
         assert name in capsys.readouterr().out or name != "fcfs"
     assert without_cpu(run(tmp_path, "--load", "2.5")["orders"]) == without_cpu(orders)
 

@@ -27,9 +27,7 @@ from replica.sched.scheduler import Scheduler
 
 ROWS = 32
 SPARE_SEATS = 8
-STEPS = 300
 WARM_STEPS = 10
-ROUNDS = 3
 STEP_S = 0.02
 BLOCK_TOKENS = 16
 PROMPT_TOKENS = 64
@@ -42,11 +40,12 @@ _KEY = b"bench" * 4
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """`answer` tokens for each that runs. `shared`: tokens that the first `LONG` have in common;
-    `warm`: they are cached, and there is no room for what comes behind them; else one that runs
-    computes them. `ending`: how many have their deadline in each step."""
+    """`answer`: tokens for each that runs, 0: more than it can write meanwhile. `shared`: tokens
+    that the first `LONG` have in common; `warm`: they are cached, and there is no room for what
+    comes behind them; else one that runs computes them. `ending`: how many have their deadline in
+    each step."""
 
-    answer: int = STEPS + 100
+    answer: int = 0
     shared: int = 0
     warm: bool = False
     ending: int = 0
@@ -61,13 +60,15 @@ QUEUES = {
 }
 
 
-def backlog(order: ServiceOrder, waiting: int) -> dict[str, dict[str, float]]:
+def backlog(
+    order: ServiceOrder, waiting: int, steps: int, rounds: int
+) -> dict[str, dict[str, float]]:
     """By queue. Every round takes the very same steps, and of each step the least counts: what
     others do on the machine meanwhile is not the plan's."""
     found = {}
     for name, queue in QUEUES.items():
-        rounds = [_steps(order, queue, waiting) for _ in range(ROUNDS)]
-        planned = np.min(rounds, axis=0)[WARM_STEPS:]
+        made = [_steps(order, queue, waiting, steps) for _ in range(rounds)]
+        planned = np.min(made, axis=0)[min(WARM_STEPS, steps - 1) :]
         found[name] = {
             "plan_p50_us": float(np.quantile(planned, 0.5)),
             "plan_p99_us": float(np.quantile(planned, 0.99)),
@@ -76,21 +77,22 @@ def backlog(order: ServiceOrder, waiting: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def _steps(order: ServiceOrder, queue: Queue, waiting: int) -> list[float]:
+def _steps(order: ServiceOrder, queue: Queue, waiting: int, steps: int) -> list[float]:
     """CPU time of each plan, in us."""
-    scheduler = Scheduler(_limits(queue), partial(block_key, _KEY), POLICIES[order]())
-    makes, now_s = _Maker(queue), 1.0
+    answer = queue.answer or steps + 100
+    scheduler = Scheduler(_limits(queue, answer), partial(block_key, _KEY), POLICIES[order]())
+    makes, now_s = _Maker(queue, answer), 1.0
     if queue.warm:
         scheduler.add(makes.request(shared=True, answer=1))
         while scheduler.runnable:
             _step(scheduler, now_s)
     for number in range(ROWS):
         leads = bool(queue.shared) and not queue.warm and number == 0
-        scheduler.add(makes.request(shared=leads, answer=queue.answer))
+        scheduler.add(makes.request(shared=leads))
     for number in range(waiting):
         scheduler.add(makes.request(shared=bool(queue.shared) and number < LONG, waits=True))
     planned = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         now_s += STEP_S
         planned.append(_step(scheduler, now_s))
     return planned
@@ -107,12 +109,11 @@ def _step(scheduler: Scheduler, now_s: float) -> float:
     return took_us
 
 
-def _limits(queue: Queue) -> Limits:
-    room = ROWS * 2 * (PROMPT_TOKENS + STEPS + 100)
-    if queue.warm:
-        room = queue.shared + ROWS * (PROMPT_TOKENS + queue.answer) + 8 * BLOCK_TOKENS
+def _limits(queue: Queue, answer: int) -> Limits:
+    room = ROWS * (PROMPT_TOKENS + answer)
+    room = room + queue.shared + 8 * BLOCK_TOKENS if queue.warm else 2 * (room + queue.shared)
     return Limits(
-        total_blocks=(room + (0 if queue.warm else 2 * queue.shared)) // BLOCK_TOKENS,
+        total_blocks=room // BLOCK_TOKENS,
         block_tokens=BLOCK_TOKENS,
         context_tokens=1 << 20,
         max_running=ROWS + (SPARE_SEATS if queue.shared else 0),
@@ -124,8 +125,9 @@ def _limits(queue: Queue) -> Limits:
 class _Maker:
     """Requests one after the other. But for what is shared, nobody has a prompt of another."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, answer: int) -> None:
         self._queue = queue
+        self._answer = answer
         self._rng = random.Random(1)
         self._count = self._waiting = 0
         self._shared = tuple(place % 49_152 for place in range(queue.shared))
@@ -136,9 +138,7 @@ class _Maker:
             keys += parent
         self._chain = keys, parent
 
-    def request(
-        self, shared: bool = False, answer: int = STEPS + 100, waits: bool = False
-    ) -> EngineRequest:
+    def request(self, shared: bool = False, answer: int = 0, waits: bool = False) -> EngineRequest:
         """The next one. Those that wait change their class as the time goes by."""
         self._count += 1
         self._waiting += waits
@@ -150,7 +150,9 @@ class _Maker:
             child=ChildId(self._count),
             prompt=(*self._shared, *own) if shared else own,
             chain=KeyChain(keys, parent),
-            params=SamplingParams(max_tokens=answer, seed=0, temperature=0.0, ignore_eos=True),
+            params=SamplingParams(
+                max_tokens=answer or self._answer, seed=0, temperature=0.0, ignore_eos=True
+            ),
             seed=0,
             eos_ids=frozenset(),
             tenant=f"t{self._count % 50}",

@@ -52,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", choices=sorted(DEVICES), default="h100-8b")
     add("--kv-tokens", type=positive, default=1_048_576, help="of the replica's pool")
     add("--waiting", type=natural, default=10_000, help="in the queue whose planning is timed")
+    add("--steps", type=positive, default=300, help="whose planning is timed (%(default)s)")
+    add("--rounds", type=positive, default=3, help="of these very steps (%(default)s)")
     add("--seed", type=int, default=1)
     add("--json", type=output_file, metavar="FILE", help="write the figures here")
     return parser
@@ -73,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     found: dict[str, dict[str, Any]] = {}
     for order in track(orders, description="orders", transient=True):
         found[order] = replay(trace, device, order, flags.load, flags.kv_tokens, flags.seed)
-        found[order]["backlog"] = backlog(order, flags.waiting)
+        found[order]["backlog"] = backlog(order, flags.waiting, flags.steps, flags.rounds)
     settings = {
         "trace": trace.name,
         "requests": len(trace.calls),
@@ -81,6 +83,7 @@ def main(argv: Sequence[str]) -> int:
         "load": flags.load,
         "kv_tokens": flags.kv_tokens,
         "seed": flags.seed,
+        "waiting": flags.waiting,
     }
     _print(settings, found)
     if flags.json:
@@ -105,9 +108,12 @@ def _print(settings: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
     for order, figures in found.items():
         shares = figures["slo_share_by_kind"] | figures["slo_share_by_tenant"]
         text = ", ".join(f"{name} {share:.3f}" for name, share in shares.items())
-        queue = figures["backlog"]
-        console.print(
-            f"{order}: in time {text}; with {queue['waiting']} waiting a plan takes "
-            f"{queue['plan_p50_us']:.0f} us, p99 {queue['plan_p99_us']:.0f}",
-            highlight=False,
-        )
+        console.print(f"{order}: in time {text}", highlight=False)
+    queues = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    queues.title = f"CPU of a plan with {settings['waiting']} waiting, in us"
+    for heading in ("queue", "order", "p50", "p99", "most"):
+        queues.add_column(heading, justify="left" if heading == "queue" else "right")
+    for order, figures in found.items():
+        for name, costs in figures["backlog"].items():
+            queues.add_row(name, order, *(format(cost, ".0f") for cost in costs.values()))
+    console.print(queues)
