@@ -121,7 +121,8 @@ class Gateway:
         router, quota = config.router.id, of.splitter.quota
         self._sync = PeerSync(bus, config.cluster, router, self._boot, of.brain, use, quota)
         self._dashboard = Dashboard(bus, config.cluster, self.services.gate.check_reader)
-        self._door = Door(config.router.max_connections + SPARE_CONNECTIONS)
+        most = config.router.max_connections + SPARE_CONNECTIONS
+        self._door = Door(most, config.router.max_body_bytes)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -186,7 +187,7 @@ class Gateway:
         await self.services.mirror.close()
         await self._beacon.close()
         await self._dashboard.close()
-        await self._door.close()
+        await self._door.close(CLOSE_S)
         if self._runner is not None:
             await self._runner.cleanup()
         await self._sync.close()

@@ -24,6 +24,7 @@ from router.backends.tail import Tail
 from router.dispatch.failover import Run
 from router.errors import ERROR, REFUSED, AttemptError, transport_failure
 from router.openai.stream import error_event
+from router.serving.http import Answer, Request
 from router.serving.sse import KEEP_ALIVE, EventWriter, Outbox, ReaderGoneError
 from router.telemetry.metrics import Metrics
 
@@ -77,8 +78,8 @@ class Relay:
         self._outbox = Outbox()
 
     async def answer(
-        self, request: web.Request, call: RelayCall, run: Run, headers: Mapping[str, str]
-    ) -> web.StreamResponse | None:
+        self, request: Request, call: RelayCall, run: Run, headers: Mapping[str, str]
+    ) -> Answer | None:
         """The whole answer of the backend that `run` has chosen; None when it failed before its
         first byte and the run may choose again. Raises UserError when it may not."""
         attempt = run.attempt
@@ -144,7 +145,7 @@ class _Passage:
         """Whether the server told of an error inside of its stream."""
         return self._tail is not None and self._tail.failed
 
-    async def carry(self, client: BackendClient, call: RelayCall) -> web.StreamResponse:
+    async def carry(self, client: BackendClient, call: RelayCall) -> Answer:
         """From request to last byte. Raises AttemptError, UserError, ReaderGoneError."""
         upstream = await self._ask(client, call)
         try:
@@ -169,7 +170,7 @@ class _Passage:
         except (aiohttp.ClientError, OSError):
             raise transport_failure("the backend can't be reached") from None
 
-    async def _refusal(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _refusal(self, upstream: aiohttp.ClientResponse) -> Answer:
         """A caller's mistake is the caller's to read. Raises AttemptError for everything else."""
         status = upstream.status
         if status in OURS_TO_ANSWER or status in BUSY or not 400 <= status < 500:

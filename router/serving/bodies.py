@@ -6,10 +6,8 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aiohttp import web
-
 from events.errors import CoreError, UserError
-from router.serving.http import read_at_once, read_body
+from router.serving.http import Request, read_at_once, read_body
 from router.tenancy.pace import retry_after_s
 from router.waiting.held import Held
 
@@ -23,7 +21,7 @@ class Bodies:
         self.held = Held(limit_bytes)
         self._rng = rng or random.Random()
 
-    async def read(self, request: web.Request) -> bytes:
+    async def read(self, request: Request) -> bytes:
         """The whole body. Raises UserError as read_body does, and 429 when too much is on its
         way."""
         announced = request.content_length

@@ -1,4 +1,4 @@
-"""One HTTP connection, and what is refused on it before any route is known.
+"""One connection of the HTTP library's, and what is refused on it before any route is known.
 
 The HTTP library's own refusals are plain text and quote what came; these are in OpenAI's shape,
 quote nothing, and close the connection.
@@ -53,16 +53,11 @@ def _closing(error: CoreError) -> web.Response:
     return response
 
 
-def checked(
-    handler: RequestHandler, express: Callable[[web.BaseRequest], RequestHandler | None]
-) -> RequestHandler:
-    """`handler` behind the one check that the library makes before the middlewares. Requests that
-    expect nothing go where `express` says, if anywhere."""
+def checked(handler: RequestHandler) -> RequestHandler:
+    """`handler` behind the one check that the library makes before the middlewares."""
 
     def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-        expected = request.headers.get("Expect")
-        if expected is None:
-            return (express(request) or handler)(request)
+        expected = request.headers.get("Expect", "100-continue")
         return handler(request) if expected.lower() == "100-continue" else _refuse_expectation()
 
     return handle

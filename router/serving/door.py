@@ -11,13 +11,13 @@ import random
 import ssl
 import time
 from collections.abc import Callable
-from functools import partial
 
 from aiohttp import web
 
 from events.errors import CoreError
 from router.openai.errors import to_response
-from router.serving.connection import Connection, RequestHandler, checked
+from router.serving.connection import Connection, checked
+from router.serving.express import Express, PlainHandler
 from router.serving.http import Handler
 from router.tenancy.pace import retry_after_s
 
@@ -75,12 +75,13 @@ class _Refusal(asyncio.Protocol):
 
 
 class Door:
-    """A protocol factory in front of the HTTP server's own, and the middleware that tells it which
-    connections are busy."""
+    """A protocol factory: each connection begins as an Express, and may become the library's. The
+    middleware tells which of the latter are busy."""
 
     def __init__(
         self,
         limit: int,
+        most_body_bytes: int,
         idle_s: float = IDLE_S,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -95,36 +96,48 @@ class Door:
         self._socket: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._idle_since_s: dict[asyncio.BaseProtocol, float] = {}
-        self._express: dict[str, RequestHandler] = {}
+        self._most_body_bytes = most_body_bytes
+        self._handlers: dict[str, PlainHandler] = {}
+        self._express: set[Express] = set()
 
-    def add_express(self, path: str, handler: Handler) -> None:
-        """POST requests for exactly this path go to `handler` at once, past the application."""
-        self._express[path] = partial(self.middleware, handler=handler)
+    def add_express(self, path: str, handler: PlainHandler) -> None:
+        """Plain requests for exactly this path go to `handler` at once, past the application."""
+        self._handlers[path] = handler
 
     async def open(
         self, http: web.Server, host: str, port: int, tls: ssl.SSLContext | None = None
     ) -> None:
         """Listen. Raises OSError when the address can't be used."""
         self._http = http
-        http.request_handler = checked(http.request_handler, self._handler_of)
+        http.request_handler = checked(http.request_handler)
         loop = asyncio.get_running_loop()
         self._socket = await loop.create_server(
             self._protocol, host, port, backlog=BACKLOG, ssl=tls
         )
         self._sweeper = asyncio.create_task(self._sweep_forever())
 
-    async def close(self) -> None:
-        """Listen no more; open connections stay."""
+    async def close(self, grace_s: float) -> None:
+        """Listen no more. The library's connections stay; of ours those that are answering have so
+        much time."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
         if self._socket is not None:
             self._socket.close()
+        for connection in list(self._express):
+            connection.end()
+        tasks = [of.task for of in self._express if of.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def connections(self) -> int:
         """Open ones."""
-        return len(self._http.connections) if self._http is not None else 0
+        library = len(self._http.connections) if self._http is not None else 0
+        return library + len(self._express)
 
     def idlest_s(self) -> float:
         """For how long the idlest connection has been so."""
@@ -146,32 +159,51 @@ class Door:
         finally:
             self._idle_since_s[request.protocol] = self._clock()
 
-    def _handler_of(self, request: web.BaseRequest) -> RequestHandler | None:
-        return self._express.get(request.raw_path) if request.method == "POST" else None
+    def came(self, connection: Express) -> None:
+        """See Keeper."""
+        self._express.add(connection)
+        self.idle(connection)
+
+    def busy(self, connection: Express) -> None:
+        """See Keeper."""
+        self._idle_since_s.pop(connection, None)
+
+    def idle(self, connection: Express | Connection) -> None:
+        """See Keeper."""
+        self._idle_since_s[connection] = self._clock()
+
+    def gone(self, connection: Express) -> None:
+        """See Keeper."""
+        self._express.discard(connection)
+        self._idle_since_s.pop(connection, None)
+
+    def library(self) -> Connection:
+        """See Keeper."""
+        assert self._http is not None
+        connection = Connection(self._http)
+        self.idle(connection)
+        return connection
 
     def sweep(self) -> None:
         """Close what has been idle for too long, forget what is gone."""
         assert self._http is not None
         latest_s = self._clock() - self._idle_s
         self._forget_gone()
-        for protocol, since_s in self._idle_since_s.items():
+        for protocol, since_s in list(self._idle_since_s.items()):
             if since_s <= latest_s and protocol.transport is not None:
                 protocol.transport.abort()
 
     def _protocol(self) -> asyncio.BaseProtocol:
-        assert self._http is not None
-        if len(self._http.connections) >= self.limit:
+        if self.connections >= self.limit:
             self.refused += 1
             return _Refusal(_refusal(self._rng), self._lingering)
         if len(self._idle_since_s) > 2 * self.limit:
             self._forget_gone()
-        protocol = Connection(self._http)
-        self._idle_since_s[protocol] = self._clock()
-        return protocol
+        return Express(self._handlers, self._most_body_bytes, self)
 
     def _forget_gone(self) -> None:
         assert self._http is not None
-        alive = set(self._http.connections)
+        alive = {*self._http.connections, *self._express}
         self._idle_since_s = {p: s for p, s in self._idle_since_s.items() if p in alive}
 
     async def _sweep_forever(self) -> None:

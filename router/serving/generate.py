@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from aiohttp import web
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -35,7 +34,7 @@ from router.revisions.mirror import Make
 from router.revisions.revisions import Revision
 from router.services import Services, limits_in
 from router.serving.answers import Answers
-from router.serving.http import request_id
+from router.serving.http import Answer, Request, request_id
 from router.serving.lane import JsonAnswer
 from router.serving.patience import Comments
 from router.serving.pump import Pump
@@ -49,7 +48,7 @@ FOREVER_S = 86_400.0
 DRAIN_RETRY_S = 5.0
 
 Reply = EventStream | ChatCollector | CompletionCollector
-Respond = Callable[[], Awaitable[web.StreamResponse]]
+Respond = Callable[[], Awaitable[Answer]]
 
 
 class Route(NamedTuple):
@@ -78,7 +77,7 @@ def _mint_seed() -> int:
 
 
 def _call(
-    request: web.Request, tenant: Tenant, asked: ChatRequest | CompletionRequest, body: bytes
+    request: Request, tenant: Tenant, asked: ChatRequest | CompletionRequest, body: bytes
 ) -> RelayCall:
     """The request as a backend of another kind would get it."""
     return RelayCall(
@@ -110,7 +109,7 @@ class Generator:
         self._settings = services.config.router
         self._outbox = Outbox()
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
+    async def chat(self, request: Request) -> Answer:
         """POST /v1/chat/completions."""
         with Releases() as held, self._of.admitter.noting(request):
             tenant, body = await self._enter(request, held)
@@ -124,7 +123,7 @@ class Generator:
             self._remember(tenant, revision, reply.progress)
             return response
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
+    async def completions(self, request: Request) -> Answer:
         """POST /v1/completions; several prompts are several runs."""
         with Releases() as held, self._of.admitter.noting(request):
             tenant, body = await self._enter(request, held)
@@ -136,7 +135,7 @@ class Generator:
             call = _call(request, tenant, asked, body)
             return await self._serve(request, held, prepared, reply, call)
 
-    async def _enter(self, request: web.Request, held: Releases) -> tuple[Tenant, bytes]:
+    async def _enter(self, request: Request, held: Releases) -> tuple[Tenant, bytes]:
         if self._of.lifecycle.draining:
             raise UserError(
                 CoreError(
@@ -153,7 +152,7 @@ class Generator:
 
     def _degrade(
         self,
-        request: web.Request,
+        request: Request,
         tenant: Tenant,
         asked: Asked,
         prompts: Sequence[RenderedPrompt],
@@ -166,7 +165,7 @@ class Generator:
         return self._of.admitter.degrade(request, tenant, asked, room_tokens)
 
     async def _prepare(
-        self, request: web.Request, tenant: Tenant, body: bytes, route: Route
+        self, request: Request, tenant: Tenant, body: bytes, route: Route
     ) -> Prepared:
         """By the revision whose turn it is. What that one can't take goes to the main one."""
         revisions = self._of.revisions
@@ -187,7 +186,7 @@ class Generator:
 
     async def _make(
         self,
-        request: web.Request,
+        request: Request,
         tenant: Tenant,
         body: bytes,
         route: Route,
@@ -225,12 +224,12 @@ class Generator:
 
     async def _serve(
         self,
-        request: web.Request,
+        request: Request,
         held: Releases,
         prepared: Prepared,
         reply: Reply,
         call: RelayCall,
-    ) -> web.StreamResponse:
+    ) -> Answer:
         """Wait for its turn, then answer. Raises UserError while nothing was sent."""
         if not isinstance(reply, EventStream):
             answers = await self._place(held, prepared)
@@ -272,8 +271,8 @@ class Generator:
         return held.enter(Answers(runs, revision.name))
 
     async def _reply(
-        self, request: web.Request, answers: Answers, call: RelayCall, ours: Respond
-    ) -> web.StreamResponse:
+        self, request: Request, answers: Answers, call: RelayCall, ours: Respond
+    ) -> Answer:
         """From deltas of our own replicas (`ours`) or from the bytes of a backend: whoever is
         chosen, until one has begun to answer."""
         while True:
@@ -287,7 +286,7 @@ class Generator:
 
     async def _collect(
         self, answers: Answers, reply: ChatCollector | CompletionCollector
-    ) -> web.StreamResponse:
+    ) -> Answer:
         while not answers.done:
             for number, delta in await answers.next(FOREVER_S):
                 reply.feed(delta, number)

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from events.errors import CoreError, UserError
 from router.openai.errors import SERVER_ERROR, to_response
+from router.serving.plain import PlainRequest, StreamAnswer
 from router.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,10 @@ BODY_TIMEOUT_S = 60.0
 REQUEST_ID = web.RequestKey("request_id", str)
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
+Request = web.BaseRequest | PlainRequest
+Answer = web.StreamResponse | StreamAnswer
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+GeneratingHandler = Callable[[Request], Awaitable[Answer]]
 
 
 def error_response(error: CoreError) -> web.Response:
@@ -51,9 +55,11 @@ def _http_error(error: web.HTTPException) -> CoreError:
     return CoreError(status=error.status, message=message, code=code)
 
 
-def read_at_once(request: web.Request) -> bytes | None:
+def read_at_once(request: Request) -> bytes | None:
     """The body where all of it came with the head; None where it has to be waited for, or is
     refused: read_body says why."""
+    if isinstance(request, PlainRequest):
+        return request.body
     content = request.content
     if (
         not content.is_eof()
@@ -65,7 +71,7 @@ def read_at_once(request: web.Request) -> bytes | None:
     return content.read_nowait()
 
 
-async def read_body(request: web.Request) -> bytes:
+async def read_body(request: Request) -> bytes:
     """The whole body. Raises UserError: 413 over the bound, 408 when it comes too slowly, 415 when
     it is compressed, 400 when its framing is broken."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -93,7 +99,7 @@ def route_of(request: web.Request) -> str:
     return resource.canonical if resource is not None else "other"
 
 
-def request_id(request: web.Request) -> str:
+def request_id(request: Request) -> str:
     """The id that this gateway minted for the request."""
     return request[REQUEST_ID]
 
@@ -115,12 +121,12 @@ def error_middleware(metrics: Metrics) -> Callable[[web.Request, Handler], Await
     return middleware
 
 
-def mint_id(request: web.Request) -> None:
+def mint_id(request: Request) -> None:
     """Ours, for logs and answers."""
     request[REQUEST_ID] = f"req-{os.urandom(12).hex()}"
 
 
-async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def answer(request: Request, handler: GeneratingHandler) -> Answer:
     """What the handler answers, or what is said of its failure."""
     try:
         return await handler(request)
@@ -136,7 +142,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(SERVER_ERROR)
 
 
-def id_headers(request: web.BaseRequest) -> dict[str, str]:
+def id_headers(request: Request) -> dict[str, str]:
     """`x-request-id` echoes a harmless client id, else it is ours."""
     ours = request.get(REQUEST_ID, "")
     given = request.headers.get("x-request-id")

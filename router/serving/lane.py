@@ -1,8 +1,7 @@
 """The short way of the generating routes: what all requests pass through, in one step.
 
-The application's own way to a handler (a table of routes, a chain of middlewares, signals before
-the head is written) costs as much as the choice of a replica. Everything that it does for other
-routes is done here too; what is rare (an `Expect` header) takes the long way.
+The application's own way to a handler is a table of routes, a chain of middlewares, signals before
+the head is written. Everything that it does for other routes is done here too.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 
-from router.serving.http import Handler, answer, id_headers, mint_id
+from router.serving.http import Answer, GeneratingHandler, Request, answer, id_headers, mint_id
+from router.serving.plain import PlainRequest
 from router.telemetry.metrics import Metrics
 from router.tenancy.admit import limit_headers
 
 
-def mark(request: web.BaseRequest, headers: MutableMapping[str, str]) -> None:
+def mark(request: Request, headers: MutableMapping[str, str]) -> None:
     """What every answer says: whose it is, and what is left of its tenant's limits."""
     headers.update(id_headers(request))
     headers.update(limit_headers(request))
@@ -29,12 +29,12 @@ def mark(request: web.BaseRequest, headers: MutableMapping[str, str]) -> None:
 class Lane:
     """A generating route, from the parsed head to its answer."""
 
-    def __init__(self, route: str, handler: Handler, metrics: Metrics) -> None:
+    def __init__(self, route: str, handler: GeneratingHandler, metrics: Metrics) -> None:
         self._route = route
         self._handler = handler
         self._metrics = metrics
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
+    async def __call__(self, request: PlainRequest) -> Answer:
         """The answer, marked unless its head is on its way. Counts it."""
         mint_id(request)
         status = 499
@@ -66,7 +66,7 @@ class JsonAnswer(web.StreamResponse):
         writer = request.writer
         if self._keep_alive is None:
             self._keep_alive = request.keep_alive
-        data = self._head(request) + self._whole
+        data = self.whole(request)
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ClientConnectionResetError("the client is gone")
@@ -80,15 +80,16 @@ class JsonAnswer(web.StreamResponse):
     async def write_eof(self, data: bytes = b"") -> None:
         """Nothing is left to be written."""
 
-    def _head(self, request: web.BaseRequest) -> bytes:
+    def whole(self, request: Request) -> bytes:
+        """Head and body."""
         version = request.version
         said = {**self._said, **id_headers(request), **limit_headers(request)}
-        if (version >= HttpVersion11) != self._keep_alive:
-            said["Connection"] = "keep-alive" if self._keep_alive else "close"
+        if (version >= HttpVersion11) != request.keep_alive:
+            said["Connection"] = "keep-alive" if request.keep_alive else "close"
         lines = [f"{name}: {value}" for name, value in said.items()]
         head = (
             f"HTTP/{version[0]}.{version[1]} 200 OK\r\n" + "\r\n".join(lines) + "\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(self._whole)}\r\n"
             f"Date: {rfc822_formatted_time()}\r\n{_SERVER}"
         )
-        return head.encode()
+        return head.encode() + self._whole

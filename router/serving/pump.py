@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from aiohttp import web
-
 from events.errors import UserError
 from events.output import CoreDelta
 from router.dispatch.sink import Direct
@@ -19,7 +17,7 @@ from router.errors import AttemptError
 from router.openai.errors import SERVER_ERROR
 from router.openai.stream import EventStream
 from router.serving.answers import Answers, Numbered
-from router.serving.http import log_unexpected
+from router.serving.http import Answer, log_unexpected
 from router.serving.sse import KEEP_ALIVE, EventWriter, ReaderGoneError
 from router.telemetry.metrics import Metrics
 
@@ -46,7 +44,7 @@ class Pump:
         self._clock = clock
         self._sent_s = self._heard_s = clock()
 
-    async def respond(self) -> web.StreamResponse:
+    async def respond(self) -> Answer:
         """The whole answer. Raises UserError, or that a backend was chosen, while nothing was sent:
         then the answer can still be another one."""
         opened, first = self._writer.response.prepared, []

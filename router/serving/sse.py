@@ -10,7 +10,9 @@ from aiohttp.http import StreamWriter
 
 from events.errors import WarmrouteError
 from router.serving.connection import Connection
+from router.serving.http import Request
 from router.serving.lane import mark
+from router.serving.plain import PlainRequest, StreamAnswer, Wire
 
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {
@@ -53,10 +55,14 @@ class Outbox:
 class EventWriter:
     """One response. A write that waits has a deadline; a stream that fails never ends cleanly."""
 
-    def __init__(self, request: web.Request, outbox: Outbox, deadline_s: float) -> None:
-        self.response = web.StreamResponse(headers=HEADERS)
+    def __init__(self, request: Request, outbox: Outbox, deadline_s: float) -> None:
+        self.response: web.StreamResponse | StreamAnswer
+        if isinstance(request, PlainRequest):
+            self.response = StreamAnswer(request, HEADERS)
+        else:
+            self.response = web.StreamResponse(headers=HEADERS)
         self._request = request
-        self._connection: Connection = request.protocol
+        self._connection: Connection | Wire = request.protocol
         self._outbox = outbox
         self._deadline_s = deadline_s
         self._pending: list[bytes] = []
@@ -70,7 +76,7 @@ class EventWriter:
             writer = await self.response.prepare(self._request)
         except ConnectionError:
             raise ReaderGoneError("client_gone") from None
-        if isinstance(writer, StreamWriter) and writer.chunked:
+        if isinstance(writer, StreamWriter | StreamAnswer) and writer.chunked:
             self._transport = writer.transport
 
     def free(self) -> bool:

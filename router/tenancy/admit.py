@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from events.errors import UserError
 from router.dispatch.dispatch import Job
+from router.serving.http import Request
 from router.tenancy.degrade import MARK, Asked, degraded
 from router.tenancy.gate import Admission, Gate
 from router.tenancy.limits import Account, Limits
@@ -66,7 +67,7 @@ class Admitter:
         self.comebacks = Comebacks()
         self._gate = gate
 
-    def enter(self, held: Releases, request: web.Request, tenant: Tenant) -> None:
+    def enter(self, held: Releases, request: Request, tenant: Tenant) -> None:
         """Before the body is read. Raises UserError (429, 503)."""
         account = self.limits.account(tenant)
         self.limits.tallies.asked(tenant.name)
@@ -82,7 +83,7 @@ class Admitter:
         return Refusals(request, self.comebacks)
 
     def degrade(
-        self, request: web.Request, tenant: Tenant, asked: Asked, room_tokens: int
+        self, request: Request, tenant: Tenant, asked: Asked, room_tokens: int
     ) -> tuple[Asked, Tenant]:
         """What is served instead where much is waiting and the tenant's policy allows it."""
         if not tenant.policy.degrade or self.queue.fullness < MARK:
@@ -117,7 +118,7 @@ class Admitter:
         return admission
 
 
-def limit_headers(request: web.BaseRequest) -> dict[str, str]:
+def limit_headers(request: Request) -> dict[str, str]:
     """x-ratelimit-* on the answers of tenants that have limits, and what was made less of the
     request."""
     standing = request.get(_STANDING)

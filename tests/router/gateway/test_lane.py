@@ -1,4 +1,4 @@
-"""The short way of the generating routes gives what the long one gives."""
+"""The short way of the generating routes gives what the long one gives, which takes the rest."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import re
 
 import pytest
 
+from router.serving.plain import read_head
 from router.waiting.releases import Releases
 from tests.router.gateway.house import CHAT, KEYS, House
+from tests.waiting import until
 
 EXPECT = b"Expect: 100-continue\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -102,6 +104,90 @@ async def test_a_body_over_the_bound_in_chunks_is_413(house: House) -> None:
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     answer = await told(house, head + chunk * (most // 0x10000 + 1) + b"0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+LENGTH = b"Content-Length: 2\r\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "plain"),
+    [
+        (b"Host: x\r\n" + LENGTH, True),
+        (b"host:x\r\ncontent-length:2\r\nconnection: Keep-Alive\r\nX-A: \xc3\xa4\r\n", True),
+        (b"Host: x\r\n" + LENGTH + b"Connection: close\r\n", True),
+        (LENGTH + b"Accept: a\r\n", False),
+        (b"Host: x\r\nAccept: a\r\n", False),
+        (b"Host: x\r\nHost: y\r\n" + LENGTH, False),
+        (b"Host: x\r\n" + LENGTH + LENGTH, False),
+        (b"Host: x\r\nContent-Length: 0\r\n", False),
+        (b"Host: x\r\nContent-Length: +2\r\n", False),
+        (b"Host: x\r\nContent-Length: 2, 2\r\n", False),
+        (b"Host: x\r\nContent-Length: 11\r\n", False),
+        (b"Host: x\r\n" + LENGTH + b"Transfer-Encoding: chunked\r\n", False),
+        (b"Host: x\r\n" + LENGTH + b"Expect: 100-continue\r\n", False),
+        (b"Host: x\r\n" + LENGTH + b"Content-Encoding: gzip\r\n", False),
+        (b"Host: x\r\n" + LENGTH + b"Connection: Upgrade\r\nUpgrade: h2c\r\n", False),
+        (b"Host: x\r\n" + LENGTH + b"X-A : 1\r\n", False),
+        (b"Host: x\r\n" + LENGTH + b"X-A: 1\r\n 2\r\n", False),
+        (b"Host: x\r\n" + LENGTH + b"X-A: \x00\r\n", False),
+        (b"Host: x\r\n" + LENGTH + b"X-A: 1\n\r\n", False),
+        (b"Host: x\r\n" + LENGTH + b"X-A: " + b"1" * 9_000 + b"\r\n", False),
+    ],
+)
+def test_a_head_is_plain_only_where_nobody_could_read_it_otherwise(
+    lines: bytes, plain: bool
+) -> None:
+    data = b"POST /v1/completions HTTP/1.1\r\n" + lines + b"\r\n{}"
+    head = read_head(data, 10)
+    assert (head is not None) is plain
+    if head is not None:
+        assert (head.path, head.length, data[head.end :]) == ("/v1/completions", 2, b"{}")
+        assert head.keep_alive is (b"close" not in lines)
+    assert read_head(data.replace(b"POST", b"PUT"), 10) is None
+    assert read_head(data.replace(b"1.1", b"1.0"), 10) is None
+    assert read_head(data[: -len(b"\r\n{}")], 10) is None
+
+
+async def test_a_connection_goes_on_with_whatever_comes_behind_a_plain_request(
+    house: House,
+) -> None:
+    data = json.dumps(CHAT).encode()
+    model = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n\r\n"
+    several = [asking(data), asking(data), model % KEYS["alice"].encode(), asking(data)]
+    answer = await told(house, b"".join(several) + asking(data, b"Connection: close\r\n"))
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 5
+    assert answer.count(b'"object":"chat.completion"') == 4
+    await house.settled()
+
+
+async def test_a_refused_body_is_read_to_its_end_and_the_next_request_answered(
+    house: House,
+) -> None:
+    host, port = house.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    data = json.dumps(CHAT).encode() + b" " * 200_000
+    nobody = asking(data).replace(KEYS["alice"].encode(), b"nobody-knows-this-key")
+    writer.write(nobody[:-100_000])
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 15)
+    assert head.startswith(b"HTTP/1.1 401 ")
+    writer.write(nobody[-100_000:] + asking(data, b"Connection: close\r\n"))
+    assert b"HTTP/1.1 200 OK\r\n" in await asyncio.wait_for(reader.read(), 15)
+    writer.close()
+    await house.settled()
+
+
+@pytest.mark.parametrize("left", [1, 150_000], ids=["near its end", "beyond what is kept unread"])
+async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing(
+    house: House, left: int
+) -> None:
+    host, port = house.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(asking(json.dumps(CHAT).encode() + b" " * 300_000)[:-left])
+    await writer.drain()
+    await until(lambda: house.services.gate.requests > 0)
+    writer.close()
+    await house.settled()
+    assert not len(house.services.bodies.held)
 
 
 def test_all_is_given_back_the_last_taken_first_whatever_one_of_them_raises() -> None:

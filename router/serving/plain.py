@@ -1,0 +1,169 @@
+"""A plain request as the express reads it, and heads of answers as bytes.
+
+Plain: a POST to a generating route in HTTP/1.1, every header given once, a body of a length that
+is told. What is anything else is no request here: the HTTP library reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http import SERVER_SOFTWARE, HttpVersion, HttpVersion11
+from multidict import CIMultiDict
+
+MAX_HEAD_BYTES = 8 * 1024
+MAX_LENGTH_DIGITS = 12
+
+_HEAD = re.compile(
+    rb"POST (/v1/(?:chat/)?completions) HTTP/1\.1\r\n"
+    rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n){2,64})\r\n"
+)
+_FOR_THE_LIBRARY = ("Transfer-Encoding", "Expect", "Content-Encoding", "Upgrade")
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_SERVER = f"Server: {SERVER_SOFTWARE}\r\n\r\n"
+
+
+class Wire(Protocol):
+    """The connection that a request came on."""
+
+    transport: asyncio.Transport
+    full: bool
+
+    def want_body(self) -> None:
+        """Somebody waits for the rest of it."""
+
+    async def drained(self) -> None:
+        """Until the socket takes more."""
+
+
+class PlainRequest(dict[Any, Any]):
+    """What handlers ask of a request. Items are for whoever marks it. `body` is None until all of
+    it is there."""
+
+    __slots__ = (
+        "_whole", "body", "client_max_size", "content_length", "headers", "keep_alive", "path",
+        "protocol", "transport", "version",
+    )  # fmt: skip
+
+    def __init__(self, head: Head, client_max_size: int, wire: Wire) -> None:
+        self.path = head.path
+        self.headers = head.headers
+        self.content_length = head.length
+        self.keep_alive = head.keep_alive
+        self.version: HttpVersion = HttpVersion11
+        self.client_max_size = client_max_size
+        self.protocol = wire
+        self.transport = wire.transport
+        self.body: bytes | None = None
+        self._whole: asyncio.Future[None] | None = None
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        self.protocol.want_body()
+        if self.body is None:
+            self._whole = asyncio.get_running_loop().create_future()
+            await self._whole
+        assert self.body is not None
+        return self.body
+
+    def complete(self, body: bytes) -> None:
+        """All of it has come."""
+        self.body = body
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_result(None)
+
+
+class Head:
+    """A request's head, `end` bytes long; `length` bytes of body follow."""
+
+    __slots__ = ("end", "headers", "keep_alive", "length", "path")
+
+    def __init__(
+        self, path: str, headers: CIMultiDict[str], length: int, keep_alive: bool, end: int
+    ) -> None:
+        self.path = path
+        self.headers = headers
+        self.length = length
+        self.keep_alive = keep_alive
+        self.end = end
+
+
+def read_head(data: bytes, most_bytes: int) -> Head | None:
+    """The head at the start of `data`; None unless it is there whole, plain, and told a body of 1
+    to `most_bytes` bytes."""
+    found = _HEAD.match(data, 0, MAX_HEAD_BYTES)
+    if found is None:
+        return None
+    pairs = []
+    for line in found[2].decode(errors="surrogateescape").split("\r\n")[:-1]:
+        name, _, value = line.partition(":")
+        pairs.append((name, value.strip(" \t")))
+    headers = CIMultiDict(pairs)
+    length, ends = headers.get("Content-Length", ""), headers.get("Connection", "keep-alive")
+    if (
+        len({name.lower() for name, _ in pairs}) < len(pairs)
+        or not (length.isascii() and length.isdigit() and len(length) <= MAX_LENGTH_DIGITS)
+        or not 0 < int(length) <= most_bytes
+        or ends.lower() not in ("keep-alive", "close")
+        or "Host" not in headers
+        or any(name in headers for name in _FOR_THE_LIBRARY)
+    ):
+        return None
+    return Head(found[1].decode(), headers, int(length), ends.lower() != "close", found.end())
+
+
+def head_of(status: int, headers: Mapping[str, str], keep_alive: bool) -> bytes:
+    """An answer's head, up to and with the empty line."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    ends = "" if keep_alive else "Connection: close\r\n"
+    return (
+        f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n{lines}{ends}"
+        f"Date: {rfc822_formatted_time()}\r\n{_SERVER}"
+    ).encode()
+
+
+class StreamAnswer:
+    """An answer whose body comes in parts: in chunks, unless its headers tell a length. Has what
+    EventWriter asks of the library's own."""
+
+    __slots__ = ("_request", "chunked", "headers", "prepared", "transport")
+    status = 200
+
+    def __init__(self, request: PlainRequest, headers: Mapping[str, str]) -> None:
+        self.headers = CIMultiDict(headers)
+        self.prepared = False
+        self.chunked = False
+        self.transport = request.transport
+        self._request = request
+
+    async def prepare(self, request: PlainRequest) -> StreamAnswer:
+        """Write the head. Raises ConnectionError."""
+        self._check()
+        self.chunked = "Content-Length" not in self.headers
+        if self.chunked:
+            self.headers["Transfer-Encoding"] = "chunked"
+        self.transport.write(head_of(self.status, self.headers, request.keep_alive))
+        self.prepared = True
+        return self
+
+    async def write(self, data: bytes) -> None:
+        """Write, and wait while the socket is full. Raises ConnectionError."""
+        self._check()
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        await self._request.protocol.drained()
+
+    async def write_eof(self) -> None:
+        """The clean end. Raises ConnectionError."""
+        self._check()
+        if self.chunked:
+            self.transport.write(b"0\r\n\r\n")
+        await self._request.protocol.drained()
+
+    def _check(self) -> None:
+        if self.transport.is_closing():
+            raise ConnectionResetError("the client is gone")
