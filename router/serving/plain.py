@@ -23,7 +23,9 @@ _HEAD = re.compile(
     rb"POST (/v1/(?:chat/)?completions) HTTP/1\.1\r\n"
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n){2,64})\r\n"
 )
-_FOR_THE_LIBRARY = ("Transfer-Encoding", "Expect", "Content-Encoding", "Upgrade")
+_FIELDS = re.compile(r"([^:\r]+):[ \t]*([^\r]*?)[ \t]*\r\n")
+_NAMES = re.compile(r"([^:\r]+):[^\r]*\r\n")
+_FOR_THE_LIBRARY = frozenset(("transfer-encoding", "expect", "content-encoding", "upgrade"))
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _SERVER = f"Server: {SERVER_SOFTWARE}\r\n\r\n"
 
@@ -99,22 +101,20 @@ def read_head(data: bytes, most_bytes: int) -> Head | None:
     found = _HEAD.match(data, 0, MAX_HEAD_BYTES)
     if found is None:
         return None
-    pairs = []
-    for line in found[2].decode(errors="surrogateescape").split("\r\n")[:-1]:
-        name, _, value = line.partition(":")
-        pairs.append((name, value.strip(" \t")))
-    headers = CIMultiDict(pairs)
-    length, ends = headers.get("Content-Length", ""), headers.get("Connection", "keep-alive")
+    text = found[2].decode(errors="surrogateescape")
+    headers = CIMultiDict(_FIELDS.findall(text))
+    names = set(_NAMES.findall(text.lower()))
+    length, ends = headers.get("Content-Length", ""), headers.get("Connection", "").lower()
     if (
-        len({name.lower() for name, _ in pairs}) < len(pairs)
+        len(names) < len(headers)
+        or "host" not in names
+        or not names.isdisjoint(_FOR_THE_LIBRARY)
         or not (length.isascii() and length.isdigit() and len(length) <= MAX_LENGTH_DIGITS)
         or not 0 < int(length) <= most_bytes
-        or ends.lower() not in ("keep-alive", "close")
-        or "Host" not in headers
-        or any(name in headers for name in _FOR_THE_LIBRARY)
+        or ends not in ("", "keep-alive", "close")
     ):
         return None
-    return Head(found[1].decode(), headers, int(length), ends.lower() != "close", found.end())
+    return Head(found[1].decode(), headers, int(length), ends != "close", found.end())
 
 
 def head_of(status: int, headers: Mapping[str, str], keep_alive: bool) -> bytes:
