@@ -66,10 +66,12 @@ async def _bind(socket: zmq.asyncio.Socket, address: str) -> None:
 
 
 class KvPublisher:
-    """Use as an async context manager. `keep` bounds the replay buffer, in messages."""
+    """Use as an async context manager. `keep` bounds the replay buffer, in messages. With `dials`
+    it connects to that port for its events, instead of listening."""
 
-    def __init__(self, keep: int = 10_000, arrays: bool = False) -> None:
+    def __init__(self, keep: int = 10_000, arrays: bool = False, dials: int = 0) -> None:
         self.number = 0
+        self._dials = dials
         self.replays = 0
         self.ports: tuple[int, int] | None = None
         self._keep = keep
@@ -127,6 +129,10 @@ class KvPublisher:
         found = []
         for socket, port in zip((self._live, self._router), wanted, strict=True):
             socket.setsockopt(zmq.LINGER, 0)
+            if self._dials and socket is self._live:
+                socket.connect(f"tcp://127.0.0.1:{self._dials}")
+                found.append(self._dials)
+                continue
             await _bind(socket, f"tcp://127.0.0.1:{port}")
             found.append(int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":")[-1]))
         self.ports = (found[0], found[1])
@@ -136,8 +142,8 @@ class KvPublisher:
         self._serving.cancel()
         await asyncio.gather(self._serving, return_exceptions=True)
         for socket in (self._live, self._router):
-            endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-            socket.unbind(endpoint)
+            if not (self._dials and socket is self._live):
+                socket.unbind(socket.getsockopt_string(zmq.LAST_ENDPOINT))
             socket.close(linger=0)
 
     async def _serve(self) -> None:

@@ -61,7 +61,18 @@ def endpoints_of(body: bytes, host: str) -> Endpoints:
         )
     (source,) = sources.values()
     replay = source.replay_endpoint
-    return Endpoints(_address(source.endpoint, host), _address(replay, host) if replay else "")
+    return Endpoints(
+        _address(source.endpoint, host),
+        _address(replay, host) if replay else "",
+        _awaited(source.endpoint),
+    )
+
+
+def _awaited(endpoint: str) -> bool:
+    """vLLM listens at any address and at ipc://, and connects to everything else: to this machine
+    only we can be meant."""
+    name = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return endpoint.startswith("tcp://") and name not in ANYWHERE and _is_loopback(name)
 
 
 def _address(endpoint: str, host: str) -> str:

@@ -36,6 +36,7 @@ from tools.errors import CommandError
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+SILENT_S = 10.0
 WATCH_S = 1.0
 MAX_OPEN_SCOPES = 64
 """Scopes that count as holders of an unsalted block."""
@@ -111,10 +112,21 @@ class Sidecar:
         while True:
             with contextlib.suppress(UnreachableError):
                 async with EventSource(await self._locate()) as source:
-                    await source.connected()
+                    await self._reach(source)
                     await self._live(source)
                 log.info("the engine is gone, or begins anew")
             await asyncio.sleep(RETRY_S)
+
+    async def _reach(self, source: EventSource) -> None:
+        """Until the engine's publisher is there; says so where it is not."""
+        reached = asyncio.create_task(source.connected())
+        try:
+            done, _ = await asyncio.wait({reached}, timeout=SILENT_S)
+            if not done:
+                log.warning("no events yet: does the server publish at %s?", source.address)
+            await reached
+        finally:
+            reached.cancel()
 
     async def _live(self, source: EventSource) -> None:
         journal, secret = Journal(), parse_secret(self._cluster.secret)

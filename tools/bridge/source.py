@@ -31,10 +31,12 @@ class EngineGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Addresses to connect to; `replay` is empty where the engine offers none."""
+    """Addresses to connect to; `replay` is empty where the engine offers none. `awaited`: the
+    engine itself connects to the address of the events, so it is ours to listen there."""
 
     events: str
     replay: str = ""
+    awaited: bool = False
 
 
 class EventSource:
@@ -53,14 +55,30 @@ class EventSource:
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
-        self._socket.connect(self._endpoints.events)
+        self._open(self._endpoints)
         return self
+
+    def _open(self, endpoints: Endpoints) -> None:
+        if endpoints.awaited:
+            try:
+                self._socket.bind(endpoints.events)
+                return
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE:
+                    raise
+        # Whoever listens there already is taken for the engine.
+        self._socket.connect(endpoints.events)
 
     async def __aexit__(self, *_: object) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
         self._context.destroy(linger=0)
+
+    @property
+    def address(self) -> str:
+        """Where the events come from."""
+        return self._endpoints.events
 
     async def connected(self) -> None:
         """Until the publisher is reached: what it says from now on is heard."""

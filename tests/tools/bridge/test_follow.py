@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,6 +16,12 @@ from tools.bridge.sequence import Sequence, Verdict
 from tools.bridge.source import Endpoints, EngineGoneError, EventSource
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def block(number: int) -> dict:
     return stored([number], [number, number])
 
@@ -22,17 +29,19 @@ def block(number: int) -> dict:
 class Following:
     """A follower on its way."""
 
-    def __init__(self, engine: KvPublisher, replay: bool = True) -> None:
+    def __init__(self, engine: KvPublisher, replay: bool = True, awaited: bool = False) -> None:
         self.told = Told(SALT)
-        self.engine = engine
-        self.source = EventSource(Endpoints(engine.events, engine.replay if replay else ""))
+        self.engine, self.awaited = engine, awaited
+        endpoints = Endpoints(engine.events, engine.replay if replay else "", awaited)
+        self.source = EventSource(endpoints)
         self.follower = Follower(self.source, self.told.cache)
         self.task: asyncio.Task[None]
 
     async def __aenter__(self) -> Following:
         await self.source.__aenter__()
         await self.source.connected()
-        await self.engine.subscribed()
+        if not self.awaited:
+            await self.engine.subscribed()
         await self.follower.catch_up()
         self.task = asyncio.create_task(self.follower.follow())
         return self
@@ -60,6 +69,28 @@ async def test_what_was_said_before_is_replayed(engine: KvPublisher) -> None:
         await engine.send(removed(0), block(20))
         await following.holds(20)
         assert not following.follower.counts
+
+
+async def test_an_engine_that_connects_is_listened_for_life_after_life() -> None:
+    async with KvPublisher(dials=free_port()) as engine:
+        for _ in range(2):
+            async with Following(engine, awaited=True) as following:
+                # What is said before it knows that somebody hears it is asked for again.
+                while not len(following.told.cache):
+                    await engine.send(block(engine.number))
+                    await asyncio.sleep(0.02)
+                await following.holds(engine.number)
+                await engine.restart()
+                with pytest.raises(EngineGoneError):
+                    async with asyncio.timeout(10):
+                        await following.task
+
+
+async def test_where_somebody_listens_already_nobody_else_does(engine: KvPublisher) -> None:
+    async with Following(engine, awaited=True) as following:
+        await engine.subscribed()
+        await engine.send(block(0))
+        await following.holds(1)
 
 
 async def test_E1_one_gap_is_one_repair(engine: KvPublisher) -> None:

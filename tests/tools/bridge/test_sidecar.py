@@ -28,6 +28,11 @@ PROMPT = [number % 50 for number in range(6 * BLOCK)]
 TAG = scope_tag(bytes.fromhex(SECRET), "alice", "private")
 
 
+def anywhere(address: str) -> str:
+    """As a server says that listens there."""
+    return address.replace("127.0.0.1", "*")
+
+
 class BridgedHouse(ForeignHouse):
     """Two backends; the first one's engine publishes, and a sidecar tells of it."""
 
@@ -47,7 +52,7 @@ class BridgedHouse(ForeignHouse):
         self.bus = await connect(router.url, router.user, router.password, "router-0")
         await super().__aenter__()
         self.servers[0].more["/kv_event_sources"] = {
-            "0": {"endpoint": self.engine.events, "replay_endpoint": self.engine.replay}
+            "0": {"endpoint": anywhere(self.engine.events), "replay_endpoint": self.engine.replay}
         }
         own = self.nats.replica("f0")
         bus = await connect(own.url, own.user, own.password, "f0")
