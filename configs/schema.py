@@ -117,7 +117,7 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     itl_target_ms: while answers are being written, prompts are computed in pieces small enough that
     a step ends by then; 0 for pieces of `max_step_tokens`.
     overlap: the next step is planned while one executes, on a thread of its own.
-    role: "prefill" computes long prompts for others and answers nobody while one of these is there;
+    role: "prefill" computes long prompts for others and answers nobody while they can keep up;
     "decode" gets no long cold prompt while somebody else can compute it; "both" does everything.
     retract_every_steps: for tests, somebody loses its KV every so many steps; 0 for never.
     """

@@ -31,6 +31,22 @@ def test_who_computes_for_others_answers_nobody() -> None:
     assert decision.replica == "d0"
 
 
+def test_who_computes_for_others_answers_too_while_those_that_answer_are_far_slower() -> None:
+    world = world_of(p0="prefill", d0="decode", d1="decode")
+    busy = load(running=25, running_context_tokens=9_000)
+    world.fleet.on_load("d0", 1, busy)
+    assert filtered(world.decide(SHORT))["p0"] == "role"  # d1 is idle
+    world.fleet.on_load("d1", 1, busy)
+    decision = world.decide(SHORT)
+    assert filtered(decision)["p0"] is None
+    assert decision.replica == "p0"
+    # Between the prompts that it computes tokens would come no sooner.
+    world.keep_busy("p0")
+    for name in ("d0", "d1"):
+        world.fleet.on_load(name, 1, busy)
+    assert filtered(world.decide(SHORT))["p0"] == "role"
+
+
 def test_only_those_are_asked_to_compute() -> None:
     world = world_of(p0="prefill", d0="decode", r0="both")
     decision = world.decide(LONG, computes=True)

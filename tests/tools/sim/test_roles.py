@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tools.cli import main
 from tools.sim.faults import Fault
 from tools.sim.generate import generate
 from tools.sim.profiles import DEVICES
+from tools.sim.roles import figures
 from tools.sim.run import Run
 from tools.sim.settings import Settings
 from tools.sim.tiers import TierSpec
@@ -101,6 +103,24 @@ def test_the_command_says_the_ratio_and_simulates_it(
         "simulating 3 replicas that do both",
         "simulating 1:2: by cost, then always split",
     ]
+
+
+@pytest.mark.slow
+def test_at_no_ratio_are_roles_worse_than_none_by_more_than_a_little() -> None:
+    """Beyond what the fleet can take: at 3:1 whoever answers is short, and is helped."""
+    trace = generate("mixed:rates=10,stage_s=12")
+    base = settings(load=1.1, tiers=(TierSpec(1 << 22, 12.5, 0.5, True),))
+
+    def good(prefill: int, decode: int, replicas: int = 0) -> float:
+        of = dataclasses.replace(base, prefill=prefill, decode=decode, replicas=replicas)
+        return figures("", trace, of, slo_ttft_s=2.0, slo_tpot_ms=50.0)["slo_share"]
+
+    colocated = good(0, 0, replicas=4)
+    for prefill in (1, 2, 3):
+        assert good(prefill, 4 - prefill) >= 0.97 * colocated
+    run = World(trace, dataclasses.replace(base, prefill=3, decode=1)).run()
+    answered = Counter(record.replica[0] for record in run.records)
+    assert answered["d"] > answered["p"] > 0
 
 
 def test_the_profile_s_bytes_are_what_moves() -> None:
