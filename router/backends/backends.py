@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 
 import aiohttp
+import msgspec
 
 from configs.model.card import ModelCard
 from configs.schema import ClusterConfig
@@ -21,6 +22,19 @@ PROBE_EVERY_S = 1.0
 PROBE_TIMEOUT_S = 2.0
 PROBE_PATHS = ("/health", "/v1/models")
 NOT_THERE = (404, 405, 501)
+MAX_MODELS_BYTES = 1024 * 1024
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_models = msgspec.json.Decoder(_Models)
 
 
 class Backends:
@@ -69,10 +83,24 @@ class Backends:
             if status in NOT_THERE and len(paths) > 1:
                 paths.pop(0)
                 continue
+            if not seat.health.up and 200 <= status < 300:
+                seat.limit_context(await _context_tokens(client, seat.backend.model))
             self.feed.probed(seat, 200 <= status < 300)
             if seat.health.up:
                 self._first.set()
             await asyncio.sleep(PROBE_EVERY_S * random.uniform(0.75, 1.25))
+
+
+async def _context_tokens(client: BackendClient, model: str) -> int | None:
+    """The longest prompt and answer of a model, as vLLM and SGLang say it; None where it is not
+    told."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            told = _models.decode(await client.read("/v1/models", MAX_MODELS_BYTES))
+    except (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError, RecursionError):
+        return None
+    lengths = [one.max_model_len for one in told.data if one.id == model]
+    return next((length for length in lengths if length is not None and length > 0), None)
 
 
 async def _status(client: BackendClient, path: str) -> int:

@@ -60,6 +60,15 @@ class BackendClient:
         ) as response:
             return response.status
 
+    async def read(self, path: str, most_bytes: int) -> bytes:
+        """What a GET gives; empty unless it is a 200. Raises aiohttp.ClientError or OSError."""
+        async with self._pooled.get(
+            self.backend.url + path,
+            allow_redirects=False,
+            trace_request_ctx=SimpleNamespace(reused=False),
+        ) as response:
+            return await response.content.read(most_bytes) if response.status == 200 else b""
+
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         trace = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_note_reuse)

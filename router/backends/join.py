@@ -31,6 +31,7 @@ class Seat:
     def __init__(self, backend: Backend, hello: ReplicaHello) -> None:
         self.backend = backend
         self.hello = hello
+        self.model_context_tokens = hello.context_tokens
         self.health = Health()
         self.rates = Rates()
         self.bridge_boot: int | None = None
@@ -52,6 +53,17 @@ class Seat:
     def in_flight(self) -> int:
         """Attempts on their way there."""
         return len(self._alone)
+
+    def limit_context(self, tokens: int | None) -> None:
+        """As the server tells it, where the cluster file does not say."""
+        if tokens is not None and not self.backend.config.context_tokens:
+            most = min(tokens, self.model_context_tokens)
+            self.hello = msgspec.structs.replace(self.hello, context_tokens=most)
+
+    def limited(self, hello: ReplicaHello) -> ReplicaHello:
+        """What a bridge says, which has not asked the server."""
+        context_tokens = min(hello.context_tokens, self.hello.context_tokens)
+        return msgspec.structs.replace(hello, context_tokens=context_tokens)
 
     @contextmanager
     def carrying(self, attempt: ForeignAttempt) -> Iterator[None]:
@@ -127,6 +139,8 @@ class Joiner:
         if seat.bridge_boot is None:
             seat.lives += 1
             self._fleet.on_hello(seat.backend.id, seat.boot, seat.hello)
+        elif member := self._fleet.member(seat.backend.id):
+            self._fleet.on_hello(seat.backend.id, seat.boot, seat.limited(member.hello))
         self._fleet.link_state(seat.backend.id, seat.boot, True)
 
     # What the feed tells
@@ -144,7 +158,7 @@ class Joiner:
         else:
             seat.bridge_boot = boot
             self._fleet.alarms.clear("backend_mismatch", replica)
-            self._fleet.on_hello(replica, boot, hello)
+            self._fleet.on_hello(replica, boot, seat.limited(hello))
             self._fleet.link_state(replica, boot, seat.health.up)
 
     def on_load(self, replica: str, boot: int, load: ReplicaLoad) -> None:

@@ -19,7 +19,8 @@ PATH = "/v1/chat/completions"
 
 
 class ForeignHouse(House):
-    """`servers` f0, f1, ... are backends of the cluster; `changes` are settings of all of them."""
+    """`servers` f0, f1, ... are backends of the cluster; `changes` are settings of all of them,
+    `more` what else they tell whom asks."""
 
     def __init__(
         self,
@@ -27,10 +28,13 @@ class ForeignHouse(House):
         servers: int,
         replicas: int = 0,
         changes: dict[str, Any] | None = None,
+        more: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(card, replicas, settings)
         self.servers = [ForeignServer() for _ in range(servers)]
+        for server in self.servers:
+            server.more |= more or {}
         self._changes = {"dtype": "float32", "model": "up"} | (changes or {})
         self._stack = AsyncExitStack()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 
+import aiohttp
 import msgspec
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ from router.backends.roster import base_url, hello_of, roster
 from router.fleet.expected import Expected
 from router.fleet.fleet import Fleet
 from tests.fakes.replica import FakeReplica
-from tests.router.backends.house import ForeignHouse
-from tests.router.gateway.house import SECRET
+from tests.router.backends.house import ForeignHouse, read
+from tests.router.gateway.house import CHAT, SECRET
 from tests.waiting import until
 
 SHAPE = DigestShape(bits=1024, k=4)
@@ -102,6 +104,27 @@ def test_R13_answers_outweigh_probes_of_a_busy_server(plain: Joining) -> None:
         plain.probe(False, False)
         plain.seat.health.heard()
     assert plain.member.linked
+
+
+def test_the_servers_own_limit_holds_whoever_comes_first(bridged: Joining) -> None:
+    bridged.bridge_says(1_000_000)
+    bridged.seat.limit_context(100)
+    bridged.probe(True)
+    assert bridged.member.hello.context_tokens == 100
+    bridged.bridge_says(2_000_000, context_tokens=5_000)
+    assert bridged.member.hello.context_tokens == 100
+
+
+async def test_a_prompt_that_the_server_can_not_take_is_refused_here(
+    build: Callable, http: aiohttp.ClientSession
+) -> None:
+    models = {"data": [{"id": "other", "max_model_len": 9}, {"id": "up", "max_model_len": 64}]}
+    house = await build(more={"/v1/models": models})
+    response, body = await read(house, http, {**CHAT, "max_tokens": 200})
+    assert response.status == 400
+    assert json.loads(body)["error"]["code"] == "context_length_exceeded"
+    assert (await read(house, http, CHAT))[0].status == 200
+    assert len(house.asked) == 1
 
 
 def test_without_events_it_is_labelled_and_no_alarm(plain: Joining) -> None:
