@@ -57,9 +57,11 @@ def load_cluster(
     for dotted, value in (flags or {}).items():
         _apply(tree, dotted, value)
     try:
-        return msgspec.convert(tree, ClusterConfig, strict=False)
+        config = msgspec.convert(tree, ClusterConfig, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from error
+    check_adapters(config)
+    return config
 
 
 def replica_of(config: ClusterConfig, replica_id: str) -> ReplicaConfig:
@@ -76,6 +78,27 @@ def model_path(config: ClusterConfig, replica: ReplicaConfig) -> Path:
     if replica.revision not in paths:
         raise ConfigError(f"replica '{replica.id}': no revision '{replica.revision}'")
     return Path(paths[replica.revision])
+
+
+def check_adapters(config: ClusterConfig) -> None:
+    """Raises ConfigError on names that can't be told apart, or that serve nothing."""
+    names = [config.model.name, *(of.name for of in config.adapters)]
+    twice = sorted(name for name in set(names) if names.count(name) > 1)
+    if twice:
+        raise ConfigError(f"'{twice[0]}' names more than one model or adapter")
+    known = {replica.id for replica in config.replicas}
+    for of in config.adapters:
+        if strangers := sorted(set(of.replicas) - known):
+            raise ConfigError(f"adapter '{of.name}': no replica '{strangers[0]}'")
+
+
+def adapter_paths(config: ClusterConfig, replica: ReplicaConfig) -> dict[str, Path]:
+    """The folders of the adapters that a replica serves, by name: those of the model itself, not of
+    another revision."""
+    if replica.revision:
+        return {}
+    serves = (of for of in config.adapters if not of.replicas or replica.id in of.replicas)
+    return {of.name: Path(of.path) for of in serves}
 
 
 def to_toml(config: ClusterConfig) -> str:

@@ -78,6 +78,15 @@ class ModelConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str = "smollm2-135m-instruct"
 
 
+class AdapterConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A LoRA adapter of the model. `name`: the model that clients ask for; `path`: a folder as PEFT
+    saves it. `replicas` serve it; empty for all that serve the model itself."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
+    path: str
+    replicas: tuple[str, ...] = ()
+
+
 class TlsConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Paths of PEM files: one's own certificate and key, and the authority that signed those of
     the other side; without `ca` nobody is asked for a certificate."""
@@ -120,6 +129,8 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     role: "prefill" computes long prompts for others and answers nobody while they can keep up;
     "decode" gets no long cold prompt while somebody else can compute it; "both" does everything.
     retract_every_steps: for tests, somebody loses its KV every so many steps; 0 for never.
+    max_adapters: LoRA adapters in memory at once; max_adapters_per_batch: different ones among the
+    requests that run at once.
     """
 
     id: str
@@ -156,6 +167,8 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drain_s: _Span = 20.0
     kv_events: str = ""
     kv_events_replay: str = ""
+    max_adapters: _Some = 8
+    max_adapters_per_batch: _Some = 4
 
 
 class KvConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -333,3 +346,4 @@ class ClusterConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     backends: tuple[BackendConfig, ...] = ()
     tenants: tuple[TenantConfig, ...] = ()
     revisions: tuple[RevisionConfig, ...] = ()
+    adapters: tuple[AdapterConfig, ...] = ()

@@ -29,7 +29,7 @@ class BlocksStored:
     """Consecutive blocks of one sequence. `parent` is None for the head of a prompt.
 
     `extra_keys`: per block what else its hash depends on (salt, images), None for nothing, or where
-    the engine does not say. `adapter`: computed with a LoRA adapter.
+    the engine does not say. `adapter`: the LoRA adapter that they were computed with, or empty.
     """
 
     hashes: tuple[EngineHash, ...]
@@ -37,7 +37,7 @@ class BlocksStored:
     token_ids: tuple[int, ...]
     block_size: int
     extra_keys: tuple[Any, ...]
-    adapter: bool = False
+    adapter: str = ""
     medium: str = DEVICE
     group: int = 0
 
@@ -174,7 +174,7 @@ def _stored(stored: _Stored) -> BlocksStored:
         token_ids=tuple(stored.token_ids),
         block_size=stored.block_size,
         extra_keys=tuple(extra),
-        adapter=stored.lora_id is not None or stored.lora_name is not None,
+        adapter=stored.lora_name or ("" if stored.lora_id is None else str(stored.lora_id)),
         medium=stored.medium or DEVICE,
         group=stored.group_idx or 0,
     )
@@ -193,7 +193,7 @@ def _to_wire(event: KVEvent) -> msgspec.Struct:
         block_size=event.block_size,
         lora_id=None,
         medium=event.medium,
-        lora_name=None,
+        lora_name=event.adapter or None,
         extra_keys=list(event.extra_keys),
         group_idx=event.group,
         kv_cache_spec_kind="full_attention",

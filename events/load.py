@@ -44,6 +44,16 @@ class DigestShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self if self.columns == 1 else DigestShape(bits=self.bits, k=self.k)
 
 
+class AdapterNote(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA adapter that a replica serves, by name and content digest (hex). Where it is not
+    `resident`, in memory, its first request waits about `load_ms` for it."""
+
+    name: str
+    digest: str
+    resident: bool
+    load_ms: Amount
+
+
 class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     """Sent at start, on request and every few seconds. Fingerprints are hex digests.
     `max_step_tokens`: how much of a prompt one step computes at most.
@@ -56,6 +66,7 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     `digests` nobody will ever tell what it holds. `abilities`: words for what not every replica
     can do; a request that needs one goes only where it is named. `role`: PREFILL computes prompts
     that others answer, DECODE answers and gets no long cold prompts, as far as others are there.
+    `adapters`: a request that names one goes only where it is served.
     """
 
     model: str
@@ -79,6 +90,7 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     abilities: tuple[str, ...] = ()
     role: str = BOTH
+    adapters: tuple[AdapterNote, ...] = ()
 
 
 class PrefillFit(msgspec.Struct, frozen=True, array_like=True):

@@ -76,6 +76,9 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     `write_to`: no answer is wanted. The prompt is computed, and its full blocks are written to the
     store of that name in the replica's hello; the end, without a token, comes once that is done or
     can't be, and says how many are there. `max_tokens` and `n` are 1 then.
+
+    `adapter`: name and content digest of the LoRA adapter to compute with, both of the namespace of
+    its block keys; a replica that has another content under the name refuses.
     """
 
     request_id: str
@@ -99,6 +102,7 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     warm_share: float = WARM_SHARE
     progress: tuple[ChildProgress, ...] = ()
     write_to: str = ""
+    adapter: tuple[str, str] | None = None
 
     def token_ids(self) -> np.ndarray:
         """The prompt as uint32, shape (prompt_tokens,). Raises ValueError on a ragged buffer."""

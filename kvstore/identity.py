@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NewType
 
@@ -31,7 +31,8 @@ BlockKey = NewType("BlockKey", bytes)
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What must be equal before two blocks with equal tokens may be taken for each other."""
+    """What must be equal before two blocks with equal tokens may be taken for each other.
+    `adapter`: name and content digest of the LoRA adapter that they were computed with."""
 
     model: str
     weights: str
@@ -42,6 +43,10 @@ class Namespace:
     def of_hello(cls, hello: ReplicaHello) -> Namespace:
         """The base namespace (no adapter) of the replica that sent `hello`."""
         return cls(model=hello.model, weights=hello.weights, layout=hello.layout)
+
+    def adapted(self, adapter: tuple[str, str] | None) -> Namespace:
+        """The same, of blocks that are computed with an adapter."""
+        return self if adapter == self.adapter else replace(self, adapter=adapter)
 
 
 class KeyChain:

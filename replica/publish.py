@@ -20,10 +20,10 @@ from events.bus import Bus, Subscription
 from events.cache import CacheFact
 from events.envelope import seal, unseal
 from events.errors import WireError
-from events.load import FetchFit, ReplicaBye, ReplicaHello, ReplicaLoad
+from events.load import AdapterNote, FetchFit, ReplicaBye, ReplicaHello, ReplicaLoad
 from events.snapshot import FrozenDigest, SnapshotRequest, decode_request
 from events.subjects import replica_subject, roll_call_subject, snapshot_subject
-from replica.engine.messages import Engine, EngineLoad
+from replica.engine.messages import AdapterState, Engine, EngineLoad
 from replica.residency import Numbered, Residency
 
 log = logging.getLogger(__name__)
@@ -141,6 +141,7 @@ class Publisher:
             self._hello_asked = self._load_asked = True
         now_s = self._clock()
         self._meet_peers()
+        self._note_adapters(load.adapters)
         if self._hello_due(now_s):
             self._last_hello_s, self._hello_asked = now_s, False
             hello = msgspec.structs.replace(self._hello, digest=self.residency.shape)
@@ -157,6 +158,21 @@ class Publisher:
         names = self._tiers.peer_names() if self._tiers is not None else ()
         if names != self._hello.peers:
             self._hello = msgspec.structs.replace(self._hello, peers=names)
+            self._hello_asked = True
+
+    def _note_adapters(self, state: AdapterState) -> None:
+        """Which are in memory, and what their loads took."""
+        notes = tuple(
+            AdapterNote(
+                note.name,
+                note.digest,
+                note.name in state.resident,
+                state.load_ms.get(note.name, note.load_ms),
+            )
+            for note in self._hello.adapters
+        )
+        if notes != self._hello.adapters:
+            self._hello = msgspec.structs.replace(self._hello, adapters=notes)
             self._hello_asked = True
 
     async def _run(self) -> None:

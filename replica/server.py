@@ -15,7 +15,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,12 +25,13 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from configs.load import ConfigError, load_cluster, model_path, replica_of
+from configs.load import ConfigError, adapter_paths, load_cluster, model_path, replica_of
+from configs.model.adapter import AdapterCard, adapter_card
 from configs.model.card import ModelCard, load_card
 from configs.schema import ClusterConfig, ReplicaConfig
 from events.errors import WarmrouteError
 from events.grammar import GRAMMAR
-from events.load import DigestShape, KVLayout, ReplicaHello
+from events.load import AdapterNote, DigestShape, KVLayout, ReplicaHello
 from events.nats import join
 from events.parent import follow_parent
 from events.secrets import link_secret, parse_secret
@@ -52,7 +53,9 @@ from replica.tiers.build import build_tiers
 from replica.tiers.metrics import TierMetrics
 
 if TYPE_CHECKING:
+    from replica.engine.messages import AdapterLoader
     from replica.kv_events.publisher import KvEventPublisher
+    from replica.runner.runner import ModelRunner
     from replica.sched.plan import Runner
     from replica.tiers.mover import BlockMover
     from replica.tiers.tiers import ReplicaTiers
@@ -75,8 +78,10 @@ class Parts:
     cluster: ClusterConfig
     replica: ReplicaConfig
     card: ModelCard
+    adapters: Mapping[str, AdapterCard]
     layout: KVLayout
     runner: Runner
+    bank: AdapterLoader | None
     mover: BlockMover
     door: socket.socket
     tls: ssl.SSLContext | None
@@ -139,19 +144,34 @@ def _load(config: Path, replica_id: str) -> Parts:
         path = model_path(cluster, replica)
         _say(f"model    reading {path}")
         card = load_card(path)
+        adapters = _adapters(cluster, replica, card)
         _say(f"runner   loading weights for {replica.device}")
-        layout, runner, mover = _build(card, replica)
+        layout, runner, mover = _build(card, replica, adapters)
         undo.pop_all()
     boots = config.parent / BOOT_FOLDER
-    return Parts(cluster, replica, card, layout, runner, mover, door, tls, boots)
+    bank = runner.adapters
+    return Parts(cluster, replica, card, adapters, layout, runner, bank, mover, door, tls, boots)
 
 
-def _build(card: ModelCard, replica: ReplicaConfig) -> tuple[KVLayout, Runner, BlockMover]:
+def _adapters(
+    cluster: ClusterConfig, replica: ReplicaConfig, card: ModelCard
+) -> dict[str, AdapterCard]:
+    """Raises ModelError: what can't be loaded is told now, not to the first request."""
+    found = {}
+    for name, folder in adapter_paths(cluster, replica).items():
+        _say(f"adapter  reading {folder}")
+        found[name] = adapter_card(name, folder, card.shape)
+    return found
+
+
+def _build(
+    card: ModelCard, replica: ReplicaConfig, adapters: Mapping[str, AdapterCard]
+) -> tuple[KVLayout, ModelRunner, BlockMover]:
     # Late: whoever only asks for --help, or has a bad file, need not wait for torch.
     from replica.runner.build import build_runner, kv_layout
 
     try:
-        layout, runner = kv_layout(card, replica), build_runner(card, replica)
+        layout, runner = kv_layout(card, replica), build_runner(card, replica, adapters)
         return layout, runner, runner.mover(Layout.of(layout))
     except RuntimeError as error:
         raise ConfigError(f"the model can't be set up: {str(error).splitlines()[0]}") from error
@@ -192,6 +212,10 @@ def hello_of(parts: Parts) -> ReplicaHello:
         max_step_tokens=replica.max_step_tokens,
         abilities=(GRAMMAR,),
         role=replica.role,
+        adapters=tuple(
+            AdapterNote(of.name, of.digest, resident=False, load_ms=of.read_ms)
+            for of in parts.adapters.values()
+        ),
     )
 
 
@@ -211,7 +235,12 @@ def _version() -> str:
 def _served(parts: Parts, hello: ReplicaHello) -> Served:
     card = parts.card
     return Served(
-        limits=Limits(hello.model, card.shape.vocab, parts.context_tokens),
+        limits=Limits(
+            hello.model,
+            card.shape.vocab,
+            parts.context_tokens,
+            {note.name: note.digest for note in hello.adapters},
+        ),
         vocabulary=card.tokenizer,
         eos_ids=card.eos_ids,
         cluster_key=parse_secret(parts.cluster.secret),
@@ -245,7 +274,9 @@ async def serve(parts: Parts) -> None:
         tiers = build_tiers(parts.cluster.kv, secret, Namespace.of_hello(hello), parts.mover)
         if tiers is not None:
             hello = with_tiers(hello, tiers)
-        engine = EngineThread(parts.runner, queue, parts.replica, secret, tiers=tiers)
+        engine = EngineThread(
+            parts.runner, queue, parts.replica, secret, tiers=tiers, adapters=parts.bank
+        )
         if parts.replica.kv_events:
             telling = _tell_others(engine, parts)
             ending.push_async_callback(telling.close)

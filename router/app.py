@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
 
+from configs.schema import ClusterConfig
 from events.errors import CoreError, UserError
 from router.choice.shadow import Shadow
 from router.openai import faults
@@ -36,10 +38,21 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Model(msgspec.Struct):
+    """As vLLM lists them: an adapter's `parent` is the model that it was made for, its `root` the
+    name of its folder."""
+
     id: str
     created: int
+    root: str
+    parent: str | None = None
     object: str = "model"
     owned_by: str = "warmroute"
+
+
+def _served(config: ClusterConfig, created: int) -> list[_Model]:
+    base = config.model.name
+    adapters = (_Model(of.name, created, Path(of.path).name, base) for of in config.adapters)
+    return [_Model(base, created, base), *adapters]
 
 
 class _Models(msgspec.Struct):
@@ -52,13 +65,14 @@ class _Status:
 
     def __init__(self, services: Services) -> None:
         self._of = services
-        self._model = _Model(services.config.model.name, services.created)
+        served = _served(services.config, services.created)
+        self._models = {model.id: model for model in served}
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/", self.root),
             web.get("/v1/models", self.models),
-            web.get("/v1/models/{id}", self.model),
+            web.get("/v1/models/{id:.+}", self.model),
             web.get("/health", self.health),
             web.get("/ready", self.ready),
             web.get("/metrics", self.metrics),
@@ -72,15 +86,15 @@ class _Status:
     async def models(self, request: web.Request) -> web.Response:
         """What can be asked for."""
         self._of.gate.authenticate(request.headers)
-        return _json(_Models([self._model]))
+        return _json(_Models(list(self._models.values())))
 
     async def model(self, request: web.Request) -> web.Response:
         """One model, or OpenAI's 404."""
         self._of.gate.authenticate(request.headers)
         name = request.match_info["id"]
-        if name != self._model.id:
+        if name not in self._models:
             raise faults.model_not_found(name)
-        return _json(self._model)
+        return _json(self._models[name])
 
     async def health(self, request: web.Request) -> web.Response:
         """The process lives."""

@@ -96,10 +96,12 @@ class Gateway:
         card: ModelCard,
         bus: Bus,
         revision_cards: Mapping[str, ModelCard] | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """`revision_cards`: of each of the configured revisions, by name. Raises ValueError on
-        settings that can't be."""
+        """`revision_cards`: of each of the configured revisions, by name. `adapters`: content
+        digests of the configured ones, by name. Raises ValueError on settings that can't be."""
         check_revisions(config.revisions)
+        self._adapters = adapters or {}
         self._config = config
         self._revision_cards = revision_cards or {}
         self._executor = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
@@ -235,7 +237,7 @@ class Gateway:
         shares = WarmShares(fleet)
         listener = Listeners(metrics, (admitter.limits.tallies.ended, shares.ended))
         limits = SinkLimits(router.stream_buffer_bytes, router.slow_reader_s)
-        jobs = JobMaker(fleet, prefixes, cluster_key, config.model.name, router)
+        jobs = JobMaker(fleet, prefixes, cluster_key, config.model.name, router, self._adapters)
         background = Dispatcher(brain, links, brain.router_boot, limits, Unheard())
         mover = Recompute(fleet, tenants, jobs, background)
         heat, pressure = HeadHeat(time.monotonic), Pressure(fleet)
@@ -244,7 +246,7 @@ class Gateway:
         splitter = Splitter(brain, background, router)
         sending = Sending(brain, links, limits, listener, backends.seats.keys(), watchers, splitter)
         renderer, texts = Renderer(card, self._executor), TokenTexts(card.tokenizer)
-        widest = widest_limits(config, card)
+        widest = widest_limits(config, card, self._adapters)
         main = sending.revision(MAIN, card, renderer, texts, widest)
         revisions = Revisions(main, self._revisions(sending), fleet)
         registry.add(REVISION, ShareSection(revisions, config.revisions))
@@ -283,7 +285,8 @@ class Gateway:
         expected = {name: Expected.of(of, self._config) for name, of in cards.items()}
         if len(set(expected.values())) < len(expected):
             raise ValueError("two revisions have the same weights, tokenizer and chat template")
-        return Expectations(expected.pop(MAIN), expected)
+        del expected[MAIN]
+        return Expectations(Expected.of(card, self._config, self._adapters), expected)
 
     def _revisions(self, sending: Sending) -> list[Revision]:
         config, made = self._config, []

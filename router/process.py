@@ -20,6 +20,7 @@ from pathlib import Path
 import uvloop
 
 from configs.load import load_cluster
+from configs.model.adapter import adapter_card
 from configs.model.card import load_card
 from configs.schema import ClusterConfig
 from events.errors import WarmrouteError
@@ -79,8 +80,12 @@ async def _serve(config: ClusterConfig) -> None:
     revisions = {
         of.name: await asyncio.to_thread(load_card, Path(of.path)) for of in config.revisions
     }
+    adapters = {
+        of.name: (await asyncio.to_thread(adapter_card, of.name, Path(of.path), card.shape)).digest
+        for of in config.adapters
+    }
     bus = await join(config.bus, config.router.id)
-    gateway = Gateway(config, card, bus, revisions)
+    gateway = Gateway(config, card, bus, revisions, adapters)
     register_bus(gateway.services.metrics, bus.stats)
     try:
         await gateway.start()

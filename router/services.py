@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -109,8 +110,8 @@ def limits_in(widest: Limits, pool: Pool | None) -> Limits:
     return replace(widest, context_tokens=context_tokens, grammars=grammars)
 
 
-def widest_limits(config: ClusterConfig, card: ModelCard) -> Limits:
-    """What the configuration alone allows."""
+def widest_limits(config: ClusterConfig, card: ModelCard, adapters: Iterable[str] = ()) -> Limits:
+    """What the configuration alone allows; `adapters` are asked for by their names."""
     contexts = [card.shape.context_tokens]
     contexts += [replica.context_tokens for replica in config.replicas]
-    return limits_of(card, (config.model.name,), min(contexts))
+    return limits_of(card, (config.model.name, *adapters), min(contexts))

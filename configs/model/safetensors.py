@@ -40,20 +40,25 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where one tensor lies in one mapped file."""
+class Place:
+    """Where one tensor lies in a file that was mapped, or read whole."""
 
-    data: mmap.mmap
+    data: mmap.mmap | bytes
     shape: tuple[int, ...]
     encoding: Encoding
     offset: int
 
     def raw(self) -> NDArray[np.uint8]:
+        """Its bytes as they are stored."""
         count = prod(self.shape) * self.encoding.size
         return np.frombuffer(self.data, np.uint8, count, self.offset)
 
+    def decoded(self) -> NDArray[np.float32]:
+        """Its numbers; may be a read-only view."""
+        return self.encoding.decode(self.raw().reshape(-1, self.encoding.size)).reshape(self.shape)
 
-def _place(name: str, row: Any, data: mmap.mmap, start: int) -> _Place:
+
+def _place(name: str, row: Any, data: mmap.mmap | bytes, start: int) -> Place:
     """One row of the header, checked."""
     match row:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
@@ -66,22 +71,25 @@ def _place(name: str, row: Any, data: mmap.mmap, start: int) -> _Place:
         raise ModelError(f"tensor '{name}' has shape {shape}")
     if not 0 <= begin <= end <= len(data) - start or end - begin != prod(shape) * encoding.size:
         raise ModelError(f"truncated or misplaced: tensor '{name}'")
-    return _Place(data, tuple(shape), encoding, start + begin)
+    return Place(data, tuple(shape), encoding, start + begin)
 
 
-def _read_file(path: Path) -> dict[str, _Place]:
-    """Every tensor of one safetensors file."""
+def read_places(data: mmap.mmap | bytes) -> dict[str, Place]:
+    """Every tensor of one safetensors file. Raises ModelError, and ValueError on broken JSON."""
+    size = int.from_bytes(data[:8], "little")
+    if size > min(MAX_HEADER_BYTES, len(data) - 8):
+        raise ModelError(f"truncated: a header of {size} bytes")
+    header = json.loads(data[8 : 8 + size])
+    if not isinstance(header, dict):
+        raise ModelError("the header is not a JSON object")
+    header.pop("__metadata__", None)
+    return {name: _place(name, row, data, 8 + size) for name, row in header.items()}
+
+
+def _read_file(path: Path) -> dict[str, Place]:
     try:
         with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        size = int.from_bytes(data[:8], "little")
-        if size > min(MAX_HEADER_BYTES, len(data) - 8):
-            raise ModelError(f"truncated: a header of {size} bytes")
-        header = json.loads(data[8 : 8 + size])
-        if not isinstance(header, dict):
-            raise ModelError("the header is not a JSON object")
-        header.pop("__metadata__", None)
-        return {name: _place(name, row, data, 8 + size) for name, row in header.items()}
+            return read_places(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: {error}") from error
 
@@ -165,9 +173,7 @@ class FolderWeights:
         return tuple(self._places)
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        place = self._place(name)
-        rows = place.raw().reshape(-1, place.encoding.size)
-        return place.encoding.decode(rows).reshape(place.shape)
+        return self._place(name).decoded()
 
     def encoding(self, name: str) -> str:
         return self._place(name).encoding.name
@@ -184,14 +190,14 @@ class FolderWeights:
             digest.update(place.raw().data)
         return digest.hexdigest()
 
-    def _place(self, name: str) -> _Place:
+    def _place(self, name: str) -> Place:
         try:
             return self._places[name]
         except KeyError:
             raise ModelError(f"no tensor '{name}'") from None
 
-    def _read(self, folder: Path) -> dict[str, _Place]:
-        places: dict[str, _Place] = {}
+    def _read(self, folder: Path) -> dict[str, Place]:
+        places: dict[str, Place] = {}
         for path in _files(folder):
             for name, place in _read_file(path).items():
                 if name in places:
@@ -199,7 +205,7 @@ class FolderWeights:
                 places[name] = place
         return dict(self._needed(places))
 
-    def _needed(self, places: dict[str, _Place]) -> Iterator[tuple[str, _Place]]:
+    def _needed(self, places: dict[str, Place]) -> Iterator[tuple[str, Place]]:
         """Without what older writers stored besides: rotary tables, and a copy of a tied head."""
         for name, place in places.items():
             copied_head = self.shape.tied_head and name == "lm_head.weight"

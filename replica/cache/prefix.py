@@ -24,8 +24,8 @@ from replica.cache.pool import BlockPool, BlockState
 class CacheWatcher(Protocol):
     """Told of each block with its tokens, on the engine thread: must return at once."""
 
-    def stored(self, key: bytes, parent: bytes | None, tokens: bytes) -> None:
-        """The block's first copy is there."""
+    def stored(self, key: bytes, parent: bytes | None, tokens: bytes, adapter: str) -> None:
+        """The block's first copy is there; `adapter` is what it was computed with, or empty."""
 
     def removed(self, key: bytes) -> None:
         """Its last copy is gone."""
@@ -129,10 +129,16 @@ class PrefixCache:
         self._idle.limit(tenant, share)
 
     def publish(
-        self, parent: Node | None, key: bytes, tokens: bytes, block: int, tenant: str
+        self,
+        parent: Node | None,
+        key: bytes,
+        tokens: bytes,
+        block: int,
+        tenant: str,
+        adapter: str = "",
     ) -> Node | None:
         """A private block of `tenant`, fully computed and committed, becomes visible behind
-        `parent`.
+        `parent`. `adapter`: for whoever watches.
 
         None on a key collision, or where nothing is shared: then the block stays private, and so
         must what follows it.
@@ -147,7 +153,8 @@ class PrefixCache:
                 parent.children += 1
             self.journal.stored(key)
             if self.watcher is not None:
-                self.watcher.stored(key, parent.key if parent is not None else None, tokens)
+                above = parent.key if parent is not None else None
+                self.watcher.stored(key, above, tokens, adapter)
         elif node.parent is not parent or node.tokens != tokens:
             self.collisions += 1
             return None

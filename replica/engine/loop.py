@@ -23,7 +23,13 @@ from kvstore.identity import block_key
 from replica.engine.gate import OutputGate
 from replica.engine.inbox import Inbox, Posted, Word
 from replica.engine.launcher import Launcher, ThreadLauncher
-from replica.engine.messages import EngineLoad, EngineRequest, EngineTiers, StepSink
+from replica.engine.messages import (
+    AdapterLoader,
+    EngineLoad,
+    EngineRequest,
+    EngineTiers,
+    StepSink,
+)
 from replica.engine.report import report
 from replica.engine.seen import SeenDispatches
 from replica.sched.invariants import check_scheduler
@@ -59,9 +65,10 @@ class EngineThread:
         cluster_key: bytes,
         check: bool = False,
         tiers: EngineTiers | None = None,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         """`check`: test every invariant after every commit (slow; for tests). `tiers` are started
-        and closed with the engine."""
+        and closed with the engine; so are `adapters`."""
         self.scheduler = Scheduler(
             Limits(
                 total_blocks=runner.total_blocks,
@@ -73,6 +80,8 @@ class EngineThread:
                 itl_target_ms=config.itl_target_ms,
                 batching=config.batching,
                 retract_every_steps=config.retract_every_steps,
+                max_adapters=config.max_adapters,
+                max_adapters_per_batch=config.max_adapters_per_batch,
             ),
             next_key=partial(block_key, cluster_key),
             after_commit=check_scheduler if check else None,
@@ -81,8 +90,10 @@ class EngineThread:
             prefix_cache=config.prefix_cache,
             tiers=tiers,
             shadow=POLICIES[config.shadow_order]() if config.shadow_order else None,
+            adapters=adapters,
         )
         self._tiers = tiers
+        self._adapters = adapters
         self._broken_invariants = 0
         self._failed_plans = 0
         self._runner = runner
@@ -103,6 +114,8 @@ class EngineThread:
                 self._landed, lambda: self._load.prefill, self._generation, self._written
             )
             self._tiers.start()
+        if self._adapters is not None:
+            self._adapters.attach(self._adapter_landed)
         self._thread.start()
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -175,6 +188,10 @@ class EngineThread:
         """The terminal event of a write, from any thread."""
         self._post(partial(self.scheduler.written, child, blocks))
 
+    def _adapter_landed(self, name: str, loaded: bool) -> None:
+        """The terminal event of an adapter's load, from any thread."""
+        self._post(partial(self.scheduler.adapter_landed, name, loaded))
+
     def _generation(self, block: int) -> int:
         return self.scheduler.cache.pool.generation(block)
 
@@ -194,6 +211,8 @@ class EngineThread:
             self._launcher.close()
             if self._tiers is not None:
                 self._tiers.close()
+            if self._adapters is not None:
+                self._adapters.close()
             self._runner.close()
 
     def _step(self) -> bool:

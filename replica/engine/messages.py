@@ -29,7 +29,8 @@ class EngineRequest:
     already, elsewhere; it goes on behind them as after a preemption. `salt` and
     `public_cut_blocks`: what `chain` was made with. `grammar`: where it stands in the grammar of
     `params`, behind `output`; from here on the engine's own. `write_to`: as of CoreRequest.
-    `warm_share`: of the pool, what its tenant keeps while others need room.
+    `warm_share`: of the pool, what its tenant keeps while others need room. `adapter`: name and
+    content digest of the LoRA adapter that it is computed with.
     """
 
     child: ChildId
@@ -54,6 +55,7 @@ class EngineRequest:
     grammar: GrammarState | None = None
     write_to: str = ""
     warm_share: float = WARM_SHARE
+    adapter: tuple[str, str] | None = None
 
     @property
     def known_tokens(self) -> int:
@@ -99,6 +101,24 @@ class ShadowCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterState:
+    """Which LoRA adapters are in memory, least recently used first, and how many of them requests
+    compute with. `load_ms`: how long the last load of each took. The other numbers count since
+    start, but for `loading`: those under way."""
+
+    resident: tuple[str, ...] = ()
+    in_use: int = 0
+    loading: int = 0
+    loads: int = 0
+    failures: int = 0
+    evictions: int = 0
+    load_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+NO_ADAPTERS = AdapterState()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """A snapshot that the engine replaces after each step; readable from any thread.
 
@@ -134,6 +154,7 @@ class EngineLoad:
     held_blocks: int = 0
     failed_plans: int = 0
     broken_invariants: int = 0
+    adapters: AdapterState = NO_ADAPTERS
 
 
 class StepSink(Protocol):
@@ -163,6 +184,27 @@ class EngineTiers(Tiers, Protocol):
 
     def close(self) -> None:
         """The device is not touched any more when this returns."""
+
+
+class AdapterLoader(Protocol):
+    """Has LoRA adapters brought into memory. `load` and `drop` are called on the engine thread and
+    return at once."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All that there are."""
+
+    def attach(self, landed: Callable[[str, bool], None]) -> None:
+        """Whom to tell of the one terminal event of each load, on any thread."""
+
+    def load(self, name: str) -> None:
+        """Begin to load one of `names` that is not in memory."""
+
+    def drop(self, name: str) -> None:
+        """No plan will name it before it is loaded again: free its memory."""
+
+    def close(self) -> None:
+        """Nothing is loaded any more when this returns, or shortly after."""
 
 
 class Engine(Protocol):

@@ -46,4 +46,5 @@ def report(
         shadow=scheduler.service.shadow_counts(),
         failed_plans=failed_plans,
         broken_invariants=broken_invariants,
+        adapters=scheduler.adapters.state(),
     )

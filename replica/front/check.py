@@ -7,7 +7,8 @@ since one bad number would harm the whole batch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import numpy as np
@@ -30,11 +31,13 @@ MAX_WEIGHT = 1_000.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this replica serves. `model` is the name that requests must carry."""
+    """What this replica serves. `model` is the name that requests must carry; `adapters`: content
+    digests of its LoRA adapters, by name."""
 
     model: str
     vocab_size: int
     context_tokens: int
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ def check_request(request: CoreRequest, limits: Limits) -> Ids:
     """Its token ids. Raises UserError."""
     if request.model != limits.model:
         refuse("The model is not served here.", "model_not_found", "model", 404)
+    if request.adapter is not None and request.adapter not in limits.adapters.items():
+        refuse("The adapter is not served here.", "model_not_found", "model", 404)
     names = (request.request_id, request.trace_id, request.tenant, request.router_boot)
     longest = max(map(len, names))
     if longest > MAX_ID_CHARACTERS or request.attempt < 0:

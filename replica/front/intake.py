@@ -151,7 +151,7 @@ class Intake:
         try:
             return chain(
                 served.cluster_key,
-                served.namespace,
+                served.namespace.adapted(request.adapter),
                 request.salt,
                 request.prompt,
                 request.public_cut_blocks,
@@ -243,6 +243,7 @@ class Intake:
             warm_share=request.warm_share,
             grammar=grammar,
             write_to=request.write_to,
+            adapter=request.adapter,
             skip_cache_read=request.sampling.prompt_logprobs is not None,
         )
 

@@ -121,6 +121,20 @@ class _Snapshot(Collector):
             ("malformed_frames", counters.malformed_frames),
         ):
             yield CounterMetricFamily(PREFIX + name, f"{name} since start", total)
+        adapters = load.adapters
+        for name, value in (
+            ("resident", len(adapters.resident)),
+            ("in_use", adapters.in_use),
+            ("loading", adapters.loading),
+        ):
+            yield GaugeMetricFamily(f"{PREFIX}adapters_{name}", f"LoRA adapters {name} now", value)
+        for name, total in (
+            ("loads", adapters.loads),
+            ("load_failures", adapters.failures),
+            ("evictions", adapters.evictions),
+        ):
+            text = f"{name} of LoRA adapters since start"
+            yield CounterMetricFamily(f"{PREFIX}adapter_{name}", text, total)
         if load.shadow is not None:
             for name in ("started", "differed", "overtaken", "refused"):
                 text = f"requests {name} by the order of service in the shadow"

@@ -20,6 +20,7 @@ class _Stored:
     name: int
     parent: int | None
     tokens: bytes
+    adapter: str
 
 
 def engine_hash(key: bytes) -> int:
@@ -36,10 +37,10 @@ class KvEventLog:
         self._limit = limit
         self._changes: deque[_Stored | int | None] = deque()
 
-    def stored(self, key: bytes, parent: bytes | None, tokens: bytes) -> None:
+    def stored(self, key: bytes, parent: bytes | None, tokens: bytes, adapter: str = "") -> None:
         """See CacheWatcher."""
         above = engine_hash(parent) if parent is not None else None
-        self._note(_Stored(engine_hash(key), above, tokens))
+        self._note(_Stored(engine_hash(key), above, tokens, adapter))
 
     def removed(self, key: bytes) -> None:
         """See CacheWatcher."""
@@ -80,4 +81,5 @@ class KvEventLog:
             token_ids=struct.unpack(f"<{len(tokens) // 4}I", tokens),
             block_size=self._block_tokens,
             extra_keys=(None,) * len(run),
+            adapter=run[0].adapter,
         )

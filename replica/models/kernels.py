@@ -27,9 +27,13 @@ class Linear(Protocol):
 
 
 class GatedLinear(Protocol):
-    """silu(x @ gate.T) * (x @ up.T), [rows, out] in the model's dtype."""
+    """silu(x @ gate.T) * (x @ up.T) for gate and up [out, in]; x as of Linear."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, out] in the model's dtype."""
+
+    def halves(self, x: Tensor) -> Tensor:
+        """The two products before the gate, side by side: [rows, 2 * out] in float32."""
 
 
 class Embedding(Protocol):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from replica.attention.base import PagedAttention
+from replica.lora.apply import DOWN, OUTPUT, QKV, add, gate
 from replica.models.kernels import Embedding, GatedLinear, Kernels, Linear
 from replica.models.rope import RopeTable
 from replica.runner.batch import ForwardBatch
@@ -65,15 +66,23 @@ class Llama:
         weights, kernels = self._weights, self._kernels
         dtype = weights.dtype
         hidden = weights.embedding(batch.token_ids)
-        for layer, cache in zip(weights.layers, caches, strict=True):
-            qkv = layer.qkv(kernels.norm(hidden, layer.attention_norm, dtype))
+        for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
+            parts = batch.parts(index)
+            states = kernels.norm(hidden, layer.attention_norm, dtype)
+            qkv = layer.qkv(states)
+            add(parts, QKV, states, qkv)
             if layer.head_norm is not None:
                 kernels.head_norm(qkv, layer.head_norm)
             query = self._attention.rotate_and_store(qkv, self._rope, cache, batch)
             if layer is weights.layers[-1] and not every:
                 query, hidden, batch = query[batch.last], hidden[batch.last], batch.last_only()
-            layer.output.add_to(hidden, self._attention.attend(query, cache, batch))
-            layer.down.add_to(hidden, layer.gated(kernels.norm(hidden, layer.mlp_norm, dtype)))
+                parts = batch.parts(index)
+            attended = self._attention.attend(query, cache, batch)
+            layer.output.add_to(hidden, attended)
+            add(parts, OUTPUT, attended, hidden)
+            inner = gate(parts, layer.gated, kernels.norm(hidden, layer.mlp_norm, dtype))
+            layer.down.add_to(hidden, inner)
+            add(parts, DOWN, inner, hidden)
         return kernels.norm(hidden, weights.final_norm, dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -86,6 +86,12 @@ class _Panels:
         self.into(out, x, then)
         return out
 
+    def whole(self, x: Tensor) -> Tensor:
+        """float32 [rows, packed columns]: the padding too."""
+        out = torch.empty((len(x), len(self._packed)))
+        self.into(out, x, _WRITE_FLOAT)
+        return out
+
     def into(self, out: Tensor, x: Tensor, then: int) -> None:
         self._library.wr_product(
             x.data_ptr(),
@@ -93,7 +99,7 @@ class _Panels:
             None if self._bias is None else self._bias.data_ptr(),
             out.data_ptr(),
             len(x),
-            self._columns,
+            out.shape[1],
             self._depth,
             then,
             self._kind,
@@ -122,13 +128,18 @@ class NativeLinear:
 class NativeGated:
     """See replica.models.kernels.GatedLinear; a panel holds 16 columns of either half."""
 
-    __slots__ = ("_panels",)
+    __slots__ = ("_columns", "_panels")
 
-    def __init__(self, panels: _Panels) -> None:
+    def __init__(self, panels: _Panels, columns: int) -> None:
         self._panels = panels
+        self._columns = columns
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._panels.fresh(x, x.dtype, _GATE)
+
+    def halves(self, x: Tensor) -> Tensor:
+        mixed = self._panels.whole(x).unflatten(1, (-1, 2, _HALF)).transpose(1, 2)
+        return mixed.flatten(2)[:, :, : self._columns].flatten(1)
 
 
 class NativeEmbedding:
@@ -175,7 +186,8 @@ class NativeKernels(TorchKernels):
             return super().gated(gate, up)
         halves = (_padded(rows_of(each), _HALF).unflatten(0, (-1, _HALF)) for each in (gate, up))
         mixed = torch.cat(tuple(halves), dim=1).flatten(0, 1)
-        return NativeGated(self._panels(of_rows(gate, mixed), len(rows_of(gate))))
+        columns = len(rows_of(gate))
+        return NativeGated(self._panels(of_rows(gate, mixed), columns), columns)
 
     def embedding(self, weight: Matrix) -> Embedding:
         if not isinstance(weight, BlockMatrix):

@@ -88,8 +88,11 @@ class TorchGated:
         self._both = both
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._both(x).float().chunk(2, dim=-1)
+        gate, up = self.halves(x).chunk(2, dim=-1)
         return (silu(gate) * up).to(x.dtype)
+
+    def halves(self, x: Tensor) -> Tensor:
+        return self._both.floats(x)
 
 
 class TorchEmbedding:

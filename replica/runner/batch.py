@@ -1,20 +1,24 @@
 """From a plan to the tensors of one forward pass. Plain numpy on the host, then one copy each.
 
-Rows with one new token come first, so that a backend may treat them as one dense batch; `order`
-leads back to the plan's rows.
+Rows with one new token come first, so that a backend may treat them as one dense batch, and rows of
+one adapter side by side; `order` leads back to the plan's rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from replica.lora.apply import Parts, Span
+from replica.lora.weights import AdapterWeights
 from replica.sched.plan import PlanRow
+
+NO_ADAPTERS: Mapping[str, AdapterWeights] = {}
 
 
 class PlanError(ValueError):
@@ -30,7 +34,7 @@ class ForwardBatch:
     starts: int32 [R + 1], where each row's tokens begin. contexts: int32 [R], tokens of each row
     that can be attended to after this pass. host_starts and host_contexts: the same in host
     memory, so that a backend can know its shapes without waiting for the device.
-    last: int64 [R], each row's last token.
+    last: int64 [R], each row's last token. spans: which of them compute with an adapter.
     """
 
     token_ids: Tensor
@@ -42,11 +46,16 @@ class ForwardBatch:
     host_starts: Tensor
     host_contexts: Tensor
     last: Tensor
+    spans: tuple[Span, ...] = ()
 
     @property
     def rows(self) -> int:
         """How many rows there are; known on the host."""
         return len(self.host_contexts)
+
+    def parts(self, layer: int) -> Parts:
+        """What adapters add in one layer."""
+        return [(span.tokens, span.adapter.layers[layer]) for span in self.spans]
 
     def last_only(self) -> ForwardBatch:
         """The same rows, each reduced to its last token."""
@@ -62,12 +71,30 @@ class ForwardBatch:
             host_starts=starts,
             host_contexts=self.host_contexts,
             last=on_device[:-1].long(),
+            spans=tuple(span._replace(tokens=span.rows) for span in self.spans),
         )
 
 
 def row_order(rows: Sequence[PlanRow]) -> list[int]:
-    """Indices of the plan's rows in batch order: single tokens first, else as planned."""
-    return sorted(range(len(rows)), key=lambda index: len(rows[index].token_ids) > 1)
+    """Indices of the plan's rows in batch order: single tokens first, then by adapter, none first,
+    else as planned."""
+    return sorted(range(len(rows)), key=lambda at: (len(rows[at].token_ids) > 1, rows[at].adapter))
+
+
+def _spans(
+    rows: Sequence[PlanRow], starts: np.ndarray, adapters: Mapping[str, AdapterWeights]
+) -> tuple[Span, ...]:
+    """Runs of rows with the same adapter."""
+    spans, first = [], 0
+    for name, run in groupby(rows, key=lambda row: row.adapter):
+        last = first + len(list(run))
+        if name and name not in adapters:
+            raise PlanError(f"adapter '{name}' is not in memory")
+        if name:
+            tokens = slice(int(starts[first]), int(starts[last]))
+            spans.append(Span(slice(first, last), tokens, adapters[name]))
+        first = last
+    return tuple(spans)
 
 
 def _check(row: PlanRow, blocks: int, block_tokens: int, context_tokens: int) -> None:
@@ -96,8 +123,10 @@ def build_batch(
     context_tokens: int,
     vocab: int,
     device: torch.device,
+    adapters: Mapping[str, AdapterWeights] = NO_ADAPTERS,
 ) -> ForwardBatch:
-    """The batch of `rows`, which must be in batch order. `blocks` is also the dump's id.
+    """The batch of `rows`, which must be in batch order. `blocks` is also the dump's id. `adapters`
+    are those in memory.
 
     Raises PlanError.
     """
@@ -129,4 +158,5 @@ def build_batch(
         host_starts=host_starts,
         host_contexts=host_contexts,
         last=upload(starts[1:] - 1),
+        spans=_spans(rows, starts, adapters),
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import torch
 
 from configs.load import ConfigError
+from configs.model.adapter import AdapterCard
 from configs.model.card import ModelCard
 from configs.model.kept import require_q4
+from configs.model.shape import ModelShape
 from configs.model.weights import open_weights
 from configs.native import CompileError, cpu_flags
 from configs.schema import ReplicaConfig
@@ -16,6 +19,8 @@ from events.load import KVLayout
 from replica.attention.base import HeadShape, PagedAttention
 from replica.attention.cpu_native import NativePagedAttention
 from replica.attention.torch_paged import TorchPagedAttention
+from replica.lora.bank import AdapterBank
+from replica.lora.weights import DeltaBuilder
 from replica.models.kernels import Kernels
 from replica.models.llama import Llama
 from replica.models.load import load_llama
@@ -89,8 +94,10 @@ def _kernels(
     return NativePagedAttention(heads, library, tiles=tiles), kernels
 
 
-def build_runner(card: ModelCard, config: ReplicaConfig) -> ModelRunner:
-    """Load the weights and allocate the pool.
+def build_runner(
+    card: ModelCard, config: ReplicaConfig, adapters: Mapping[str, AdapterCard] | None = None
+) -> ModelRunner:
+    """Load the weights and allocate the pool. `adapters`: those that can be loaded, by name.
 
     Raises ConfigError for settings that can't be used, ModelError for a file that can't be read.
     """
@@ -128,4 +135,11 @@ def build_runner(card: ModelCard, config: ReplicaConfig) -> ModelRunner:
         context_tokens=context_tokens,
         device=device,
         threads=config.threads,
+        adapters=_bank(adapters, shape, DeltaBuilder(shape, kernels, dtype, device)),
     )
+
+
+def _bank(
+    adapters: Mapping[str, AdapterCard] | None, shape: ModelShape, builder: DeltaBuilder
+) -> AdapterBank | None:
+    return AdapterBank(adapters, shape, builder) if adapters else None

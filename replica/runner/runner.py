@@ -15,8 +15,9 @@ from torch import Tensor
 
 from events.output import TokenLogprob
 from kvstore.layout import Layout
+from replica.lora.bank import AdapterBank
 from replica.models.llama import Llama
-from replica.runner.batch import ForwardBatch, build_batch, row_order
+from replica.runner.batch import NO_ADAPTERS, ForwardBatch, build_batch, row_order
 from replica.runner.mover import PoolMover
 from replica.runner.pending import LastTokens
 from replica.runner.pool import KVPool
@@ -39,7 +40,9 @@ class ModelRunner:
         context_tokens: int,
         device: torch.device,
         threads: int,
+        adapters: AdapterBank | None = None,
     ) -> None:
+        self.adapters = adapters
         self._model: Llama | None = model
         self._pool: KVPool | None = pool
         self._vocab = vocab
@@ -127,6 +130,7 @@ class ModelRunner:
             context_tokens=self._context_tokens,
             vocab=self._vocab,
             device=self._device,
+            adapters=NO_ADAPTERS if self.adapters is None else self.adapters.weights,
         )
 
     def _sample(

@@ -119,7 +119,12 @@ class Committer:
                 request.keys.append(request.next_parent)
             parent = request.nodes[-1] if index else None
             node = self._lifecycle.cache.publish(
-                parent, request.keys[index], tokens, request.blocks[index], request.spec.tenant
+                parent,
+                request.keys[index],
+                tokens,
+                request.blocks[index],
+                request.spec.tenant,
+                request.adapter,
             )
             if node is None:
                 request.sealed = True
@@ -147,6 +152,7 @@ class Committer:
             block=block,
             generation=self._lifecycle.cache.pool.generation(block),
             awaited=bool(spec.write_to),
+            adapter=spec.adapter,
         )
 
     def _block(self, request: Request, index: int) -> bytes:

@@ -5,6 +5,8 @@ Raises InvariantError that names the broken one. O(blocks + requests): not for e
 
 from __future__ import annotations
 
+from collections import Counter
+
 from replica.cache.invariants import check_cache, require
 from replica.sched.plan import ChildId, PlanRow
 from replica.sched.request import Request, State
@@ -17,6 +19,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     check_cache(scheduler.cache, [request.blocks for request in requests])
     _check_lists(scheduler, requests)
     _check_flight(scheduler, requests)
+    _check_adapters(scheduler, requests)
     for request in requests:
         _check_progress(scheduler, request)
 
@@ -37,6 +40,19 @@ def _check_lists(scheduler: Scheduler, requests: list[Request]) -> None:
     hits = sum(request.expected_hit for request in table.waiting)
     require(table.waiting_hit_tokens == hits, "expected hits add up")
     require(State.GONE not in {r.state for r in requests}, "who is gone is forgotten")
+
+
+def _check_adapters(scheduler: Scheduler, requests: list[Request]) -> None:
+    adapters, limits = scheduler.adapters, scheduler.limits
+    held = Counter(request.adapter for request in requests if request.holds_adapter)
+    counted = +Counter(adapters.references)
+    require(held == counted, "references to adapters are counted right")
+    require(len(held) <= limits.max_adapters_per_batch, "as many adapters in use as may be")
+    there = len(adapters.references) + len(adapters.loading)
+    require(there <= limits.max_adapters, "as many adapters in memory as may be")
+    for request in requests:
+        holds = bool(request.blocks or request.in_flight) and bool(request.adapter)
+        require(request.holds_adapter >= holds, "whoever has KV keeps its adapter")
 
 
 def _check_flight(scheduler: Scheduler, requests: list[Request]) -> None:

@@ -60,7 +60,7 @@ class Limits:
     `max_loads`: requests that wait for blocks from below at once.
     `horizon_tokens`: how much of an answer is reserved before any lengths were learnt.
     `retract_every_steps`: for tests, somebody loses its KV every so many plans. `batching`: see
-    ReplicaConfig.
+    ReplicaConfig. `max_adapters` are in memory at once, `max_adapters_per_batch` in use.
     """
 
     total_blocks: int
@@ -75,6 +75,8 @@ class Limits:
     max_loads: int = MAX_LOADS
     retract_every_steps: int = 0
     batching: Batching = "continuous"
+    max_adapters: int = 1
+    max_adapters_per_batch: int = 1
 
     def blocks(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
@@ -83,7 +85,8 @@ class Limits:
 
 class Ledger:
     """Answers for one replica's limits: seats, prompts by turns, blocks now and for what is to
-    come, loads from below. What an answer has to fit is compiled before its request comes here.
+    come, loads from below, adapters in use. What an answer has to fit is compiled before its
+    request comes here.
 
     `usable_blocks` is the pool less what is parked; `never` counts refusals by their code.
     """
@@ -157,6 +160,12 @@ class Ledger:
     def load(self, under_way: int) -> Answer:
         """Whether one more load may begin beside so many: each holds blocks without computing."""
         return Granted() if under_way < self.limits.max_loads else Later("transfers")
+
+    def adapter(self, in_use: int, used: bool) -> Answer:
+        """Whether one more request may compute with its adapter, beside so many different ones in
+        use; `used`: its own is among them."""
+        fits = used or in_use < min(self.limits.max_adapters, self.limits.max_adapters_per_batch)
+        return Granted() if fits else Later("adapter")
 
     def outgrown(self, request: Request) -> Never:
         """The answer for a request that is alone and still finds no block for its next token."""

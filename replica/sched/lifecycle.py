@@ -12,6 +12,7 @@ from events.errors import CoreError
 from events.output import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH
 from replica.cache.prefix import PrefixCache
 from replica.engine.messages import ChildOutput
+from replica.sched.adapters import Adapters
 from replica.sched.lengths import OutputLengths
 from replica.sched.plan import ChildId
 from replica.sched.request import Request, State
@@ -51,8 +52,10 @@ class Lifecycle:
         table: RequestTable,
         cache: PrefixCache,
         lengths: OutputLengths,
+        adapters: Adapters,
         tiers: Tiers | None = None,
     ) -> None:
+        self.adapters = adapters
         self.table = table
         self.cache = cache
         self.lengths = lengths
@@ -151,3 +154,4 @@ class Lifecycle:
 
     def _release(self, request: Request) -> None:
         self.cache.release(request.detach())
+        self.adapters.release(request)

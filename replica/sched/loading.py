@@ -81,4 +81,5 @@ class Loading:
             first=first,
             chain=tuple(request.keys[:last]),
             tokens=tokens.tobytes(),
+            adapter=spec.adapter,
         )

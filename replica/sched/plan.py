@@ -55,7 +55,8 @@ class PlanRow:
 
     `block_ids` is a snapshot of the block table that covers start + len(token_ids) positions.
     `sample` is None for a middle chunk: it can't be sampled. A row that was planned while the plan
-    before it executes may have PENDING as its only token: the runner fills it in.
+    before it executes may have PENDING as its only token: the runner fills it in. `adapter` names
+    the LoRA adapter that it is computed with, which is in memory; empty for none.
     """
 
     child: ChildId
@@ -65,6 +66,7 @@ class PlanRow:
     block_ids: tuple[int, ...]
     sample: SampleSpec | None
     scoring: Scoring | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,10 @@ from replica.sched.timing import Timing
 from replica.sched.victims import Victims
 
 SCAN_REQUESTS = 64
-"""How many waiting requests one step looks at."""
+"""How many waiting requests one step looks at, beside those that wait for an adapter."""
+
+MAX_SCAN_REQUESTS = 1_024
+"""Those included."""
 
 ASK_AGAIN_S = 0.25
 """So long at most the first one is left alone where nothing has changed that the planner sees."""
@@ -214,14 +217,20 @@ class Planner:
             block_ids=request.table(),
             sample=request.sample_spec(end) if last else None,
             scoring=request.scoring(start, end),
+            adapter=request.adapter,
         )
 
     def _admit_waiting(self, draft: Draft, now_s: float) -> None:
         """Start what fits beside those that run."""
         self.short_of_blocks = False
-        for request in self._table.waiting[:SCAN_REQUESTS]:
-            if draft.unloaded > self._limits.max_loads:
+        adapters, left = self._lifecycle.adapters.scan(now_s), SCAN_REQUESTS
+        for request in self._table.waiting[:MAX_SCAN_REQUESTS]:
+            if not left or draft.unloaded > self._limits.max_loads:
                 return
+            if request.adapter and not adapters.admits(request):
+                self.later["adapter"] += 1
+                continue
+            left -= 1
             if self._follows(request, draft):
                 self.later["cold_prefix"] += 1
             elif not self._try_admit(request, draft, now_s):
@@ -336,6 +345,7 @@ class Planner:
         self._cache.limit(spec.tenant, spec.warm_share)
         taken = lease.take(spec.tenant, again=request.preemptions > 0)
         request.attach(*taken, self._limits.block_tokens)
+        self._lifecycle.adapters.acquire(request)
         if not request.scheduled_s:
             request.scheduled_s = now_s
             self.prompt_tokens += request.prompt_tokens

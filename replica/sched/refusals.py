@@ -84,6 +84,28 @@ def nothing_left() -> CoreError:
     )
 
 
+def unknown_adapter(name: str) -> CoreError:
+    """No such LoRA adapter here, or not with this content."""
+    return CoreError(
+        status=404,
+        message=f"The model '{name}' is not served here.",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def adapter_failed(name: str, started: bool) -> CoreError:
+    """Its LoRA adapter could not be loaded; why is in the log. The next request tries again."""
+    return CoreError(
+        status=503,
+        message=f"The adapter '{name}' could not be loaded.",
+        type="server_error",
+        code="adapter_load_failed",
+        retry_after_s=1.0,
+        reroute=not started,
+    )
+
+
 def engine_gone(started: bool) -> CoreError:
     """The engine is closed or dead. `started`: the child has put out tokens already."""
     return CoreError(

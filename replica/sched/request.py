@@ -43,12 +43,16 @@ class Request:
     or planned, `committed` those whose KV is certain; they differ only while a row is in flight.
     `lost_tokens`: how many were computed when it was last preempted. `rent_ms`: what its KV has
     cost others while it is held, `held_cost_ms` in all holds before.
+    `adapter`: the name of its LoRA adapter, or empty; `adapter_since_s`: since when it waits for
+    a place of it.
     """
 
     __slots__ = (
         "_penalised",
         "_suppress",
         "_table",
+        "adapter",
+        "adapter_since_s",
         "blocks",
         "cached_tokens",
         "committed",
@@ -56,6 +60,7 @@ class Request:
         "expected_hit",
         "failures",
         "held_cost_ms",
+        "holds_adapter",
         "in_flight",
         "incarnation",
         "keys",
@@ -99,6 +104,9 @@ class Request:
         self.cached_tokens = self.recomputed_tokens = self.lost_tokens = 0
         self.scheduled_s = 0.0
         self.held_cost_ms = self.rent_ms = 0.0
+        self.adapter = spec.adapter[0] if spec.adapter is not None else ""
+        self.holds_adapter = False
+        self.adapter_since_s = 0.0
         self.prompt_scores: list[TokenLogprob] = []
         self._table: tuple[int, ...] = ()
         self._suppress = self._suppress_ids()

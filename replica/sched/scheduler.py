@@ -15,7 +15,8 @@ from events.errors import CoreError, InvariantError
 from replica.cache.journal import Journal
 from replica.cache.pool import BlockPool
 from replica.cache.prefix import PrefixCache
-from replica.engine.messages import ChildOutput, EngineRequest
+from replica.engine.messages import AdapterLoader, ChildOutput, EngineRequest
+from replica.sched.adapters import Adapters
 from replica.sched.commit import Committer, NextKey
 from replica.sched.holding import Holding
 from replica.sched.ledger import Ledger, Limits
@@ -26,7 +27,7 @@ from replica.sched.order import Policy
 from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult, PlanId
 from replica.sched.planner import Planner
 from replica.sched.policies.deadline import Deadline
-from replica.sched.refusals import queue_full, too_late
+from replica.sched.refusals import adapter_failed, queue_full, too_late, unknown_adapter
 from replica.sched.request import Request, State
 from replica.sched.service import Service
 from replica.sched.table import RequestTable
@@ -47,6 +48,7 @@ class Scheduler:
         eviction: Eviction = "segmented",
         shadow: Policy | None = None,
         prefix_cache: bool = True,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         """`policy`: by deadline unless given; `shadow` runs beside it."""
         self.limits = limits
@@ -58,8 +60,9 @@ class Scheduler:
         self.table = RequestTable()
         self.timing = Timing()
         self.lengths = OutputLengths(limits.horizon_tokens)
-        self.lifecycle = Lifecycle(self.table, self.cache, self.lengths, tiers)
         self.ledger = Ledger(limits, self.lengths)
+        self.adapters = Adapters(self.ledger, adapters)
+        self.lifecycle = Lifecycle(self.table, self.cache, self.lengths, self.adapters, tiers)
         self._loading = Loading(self.ledger, self.lifecycle)
         self._holding = Holding(self.lifecycle, self.timing)
         policy = Deadline() if policy is None else policy
@@ -160,6 +163,16 @@ class Scheduler:
         else:
             self.lifecycle.settle(request)
 
+    def adapter_landed(self, name: str, loaded: bool) -> None:
+        """The one terminal event of an adapter's load; where it failed, whoever waits for it gets
+        an error. Raises InvariantError when none was under way."""
+        self.adapters.landed(name, loaded)
+        if loaded:
+            return
+        for request in [each for each in self.table.waiting if each.adapter == name]:
+            error = adapter_failed(name, started=request.generated > 0)
+            self.lifecycle.refuse(request, error)
+
     def take_outputs(self) -> tuple[ChildOutput, ...]:
         """Outputs since the last call, at most one per child if called after each phase."""
         outputs = tuple(self.lifecycle.outputs)
@@ -226,6 +239,8 @@ class Scheduler:
         never = self.ledger.intake(request.spec)
         if never is not None:
             return never.error
+        if request.adapter and not self.adapters.knows(request.adapter):
+            return unknown_adapter(request.adapter)
         table, most = self.table, self.limits.max_waiting_tokens
         if table.waiting and table.waiting_tokens + len(request.tokens) > most:
             return queue_full(self.drain_ms())

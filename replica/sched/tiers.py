@@ -18,8 +18,8 @@ class Wanted:
     """Full blocks of one child's prompt that the device doesn't hold: those of `chain` from number
     `first` on.
 
-    `tokens`: their token ids, u32 little endian, back to back. `salt` and `public_cut_blocks`: what
-    the chain was made with.
+    `tokens`: their token ids, u32 little endian, back to back. `salt`, `public_cut_blocks` and
+    `adapter`: what the chain was made with.
     """
 
     child: ChildId
@@ -29,6 +29,7 @@ class Wanted:
     first: int
     chain: tuple[bytes, ...]
     tokens: bytes
+    adapter: tuple[str, str] | None = None
 
     @property
     def blocks(self) -> int:
@@ -57,6 +58,7 @@ class StoredBlock:
     block: int
     generation: int
     awaited: bool = False
+    adapter: tuple[str, str] | None = None
 
 
 class Tiers(Protocol):

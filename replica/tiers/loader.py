@@ -278,9 +278,8 @@ class Loader:
             return True
 
     def _identities(self, wanted: Wanted, run: Run) -> list[BlockIdentity]:
-        lineage = Lineage.of(
-            self._cluster_key, self._namespace, wanted.salt, wanted.public_cut_blocks
-        )
+        namespace = self._namespace.adapted(wanted.adapter)
+        lineage = Lineage.of(self._cluster_key, namespace, wanted.salt, wanted.public_cut_blocks)
         size, chain = 4 * self._block_tokens, wanted.chain
         found = []
         for index in range(run.first, run.first + run.count):

@@ -285,7 +285,6 @@ class Outbound:
         return level.read([identity], [into], deadline) == 1
 
     def _identity(self, block: StoredBlock) -> BlockIdentity:
-        lineage = Lineage.of(
-            self._cluster_key, self._namespace, block.salt, block.public_cut_blocks
-        )
+        namespace = self._namespace.adapted(block.adapter)
+        lineage = Lineage.of(self._cluster_key, namespace, block.salt, block.public_cut_blocks)
         return lineage.identity(block.index, block.before, block.key, block.tokens)

@@ -122,7 +122,7 @@ extern "C" {
 
 long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const uint8_t *asked,
               const int32_t *depths, const int32_t *there, const int32_t *lower, const double *speeds,
-              long tiers, uint8_t *state, double *terms_of, int64_t *best, long keep,
+              long tiers, const double *startup_ms, uint8_t *state, double *terms_of, int64_t *best, long keep,
               double *figures) {
     const Ask &ask = *asks;
     const Below below_{lower, speeds, lower ? tiers : 0, n};
@@ -150,6 +150,7 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
         double moving_ms = transfer_ms(r, ask, *w, below_, i, reach);
         double cached = below(ask.prompt_tokens - 1, reach * ask.block_tokens);
         if (cached < ask.min_match) cached = overlap = reach = moving_ms = 0.0;
+        if (startup_ms) moving_ms += startup_ms[i];
         const double cold_ms = prefill_ms(r, 0, ask.prompt_tokens);
         const double warm_ms = below(cold_ms, prefill_ms(r, cached, ask.prompt_tokens - cached));
         const double stale_s = above(0.0, ask.now_s - r.digest_at_s - w->fresh_s);

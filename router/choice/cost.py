@@ -89,6 +89,7 @@ class NumpyPricer:
         there: np.ndarray,
         now_s: float,
         below: Below | None = None,
+        startup_ms: np.ndarray | None = None,
     ) -> Prices:
         state = _states(sheet.table, demand, asked, now_s)
         fit = np.flatnonzero(state == FIT)
@@ -99,7 +100,8 @@ class NumpyPricer:
         if below is not None:
             tiers = below.depths[:, fit], below.speeds[fit]
             reach, transfer_ms = fetched(rows.b, rows.c, overlap, *tiers, demand)
-        terms = _terms(rows, demand, overlap, reach, transfer_ms, waits, now_s)
+        first_ms = np.zeros(len(fit)) if startup_ms is None else startup_ms[fit]
+        terms = _terms(rows, demand, overlap, reach, (transfer_ms, first_ms), waits, now_s)
         best = np.argsort(-terms[:, _SCORE], kind="stable")[:BEST]
         said = Figures(
             float(terms[:, _TTFT].min()),
@@ -208,16 +210,19 @@ def _terms(
     demand: Demand,
     overlap: np.ndarray,
     reach: np.ndarray,
-    transfer_ms: np.ndarray,
+    transfers_ms: tuple[np.ndarray, np.ndarray],
     waits: np.ndarray,
     now_s: float,
 ) -> np.ndarray:
-    """`overlap`: leading blocks on the device; `reach`: with those that `transfer_ms` brings;
-    `waits`: where some of the former are still being computed."""
+    """`overlap`: leading blocks on the device; `reach`: with those that the first of `transfers_ms`
+    brings, the second brings what else is needed; `waits`: where some of the former are still being
+    computed."""
     prompt, block = demand.prompt_tokens, demand.block_tokens
     cached = np.minimum(prompt - 1.0, reach * block)
     short = cached < MIN_MATCH_TOKENS
-    cached, transfer_ms = np.where(short, 0.0, cached), np.where(short, 0.0, transfer_ms)
+    blocks_ms, startup_ms = transfers_ms
+    transfer_ms = np.where(short, 0.0, blocks_ms) + startup_ms
+    cached = np.where(short, 0.0, cached)
     reach, overlap = np.where(short, 0.0, reach), np.where(short, 0.0, overlap)
     backlog_ms, cold_ms = at.queue_ms(now_s), at.prefill_ms(0, prompt)
     warm_ms = np.minimum(cold_ms, at.prefill_ms(cached, prompt - cached))

@@ -35,6 +35,7 @@ class NativePricer:
         there: np.ndarray,
         now_s: float,
         below: Below | None = None,
+        startup_ms: np.ndarray | None = None,
     ) -> Prices:
         table, state, terms, best, figures = sheet.at
         fit = self._library.wr_price(
@@ -48,6 +49,7 @@ class NativePricer:
             None if below is None else address(below.depths),
             None if below is None else address(below.speeds),
             0 if below is None else len(below.depths),
+            None if startup_ms is None else address(startup_ms),
             state,
             terms,
             best,
@@ -64,7 +66,7 @@ class NativePricer:
 def native_pricer() -> Pricer:
     """Compiled from cost.cpp. Raises CompileError."""
     pointer, long = ctypes.c_void_p, ctypes.c_long
-    price = [pointer, long, *[pointer] * 7, long, *[pointer] * 3, long, pointer]
+    price = [pointer, long, *[pointer] * 7, long, *[pointer] * 4, long, pointer]
     return NativePricer(declare(load_object(KERNELS), {"wr_price": price}, result=long))
 
 

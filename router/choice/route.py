@@ -31,7 +31,7 @@ class RouteQuery(Struct, frozen=True):
     `exclude` holds replicas that already failed this request. `pin` asks for one replica by name
     (warming, tests); then locality, load and roles only explain. `computes`: no answer is wanted,
     only the prompt's blocks, of a replica that computes them for others. `hand_off`: what such a
-    one has done before.
+    one has done before. `adapter`: name and digest of the LoRA adapter that it needs.
     """
 
     request_id: str
@@ -49,6 +49,7 @@ class RouteQuery(Struct, frozen=True):
     public_cut_blocks: int = 0
     computes: bool = False
     hand_off: HandOff | None = None
+    adapter: tuple[str, str] | None = None
 
 
 class Outcome(Struct, frozen=True):

@@ -5,6 +5,7 @@ Changes nothing: the same code answers decide and explain.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import repeat
 from operator import itemgetter
@@ -55,12 +56,14 @@ class Scored(Struct, frozen=True):
 
 class Look(Struct, frozen=True):
     """What was looked up for a query: leading blocks as the digests say, and with what is promised,
-    int32 (n,); what lies below."""
+    int32 (n,); what lies below; how long its adapter takes, float64 (n,), inf where there is
+    none."""
 
     demand: Demand
     digest_blocks: np.ndarray
     depths: np.ndarray
     below: Below | None
+    adapter_ms: np.ndarray | None = None
 
 
 class Field:
@@ -105,7 +108,7 @@ class Field:
             new_blocks=int(new),
             cached_tokens=int(cached),
             usable_tokens=int(usable),
-            fetched=self._fetched(row) if transfer_ms > 0 else (),
+            fetched=self._fetched(row) if transfer_ms > 0 and self._look.below else (),
             digest_blocks=int(self._look.digest_blocks[row]),
         )
 
@@ -177,6 +180,9 @@ class Field:
             return "not_pinned"
         if member.replica in query.exclude:
             return "excluded"
+        adapter_ms = self._look.adapter_ms
+        if adapter_ms is not None and adapter_ms[row] == math.inf:
+            return "adapter"
         if self._barred is not None and self._barred[row]:
             return "role"
         if self._state[row] == TOO_LONG:
@@ -279,12 +285,15 @@ class Scorer:
         digest_blocks = board.depths(self._fleet.index, query.chain.data)
         depths = board.promised(self._optimistic, query.chain, digest_blocks)
         depths = self._marked(query, board, depths, now_s)
-        asked, below = _asked(query, board), self._below(query, board)
-        look = Look(demand, digest_blocks, depths, below)
+        adapter_ms = None if query.adapter is None else board.adapter_ms(query.adapter)
+        asked, below = _asked(query, board, adapter_ms), self._below(query, board)
+        look = Look(demand, digest_blocks, depths, below, adapter_ms)
 
         def price(asked: np.ndarray) -> Prices:
             there = digest_blocks
-            return self._pricer.price(board.sheet, demand, asked, depths, there, now_s, below)
+            return self._pricer.price(
+                board.sheet, demand, asked, depths, there, now_s, below, adapter_ms
+            )
 
         if query.pin is not None or not board.has_roles:
             return Field(board, query, now_s, look, price(asked))
@@ -343,11 +352,14 @@ class Scorer:
         board.write(member, booked)
 
 
-def _asked(query: RouteQuery, board: Board) -> np.ndarray:
-    """Who may be asked at all, as far as the query says."""
-    if query.pin is None and not query.exclude:
+def _asked(query: RouteQuery, board: Board, adapter_ms: np.ndarray | None) -> np.ndarray:
+    """Who may be asked at all, as far as the query says: where its adapter is served, if it needs
+    one."""
+    if query.pin is None and not query.exclude and adapter_ms is None:
         return board.sheet.everybody
     asked = board.sheet.everybody.copy()
+    if adapter_ms is not None:
+        asked[~np.isfinite(adapter_ms)] = 0
     if query.pin is not None:
         asked[:] = [member.replica == query.pin for member in board.members]
     for replica in query.exclude & board.rows.keys():

@@ -128,9 +128,11 @@ class Pricer(Protocol):
         there: np.ndarray,
         now_s: float,
         below: Below | None = None,
+        startup_ms: np.ndarray | None = None,
     ) -> Prices:
         """The answer lies in the sheet: use it before it is priced again.
 
         `asked` is uint8 (n,), `depths` and `there` int32 (n,): the leading blocks that each is
         believed to hold soon, and now. What is still to come waits for those who compute it.
-        `below`: what each could bring there besides."""
+        `below`: what each could bring there besides. `startup_ms`, float64 (n,): what else has to
+        be brought there first, which counts as a transfer."""

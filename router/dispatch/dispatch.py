@@ -37,7 +37,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
     `prompt` is u32 little endian; `chain` its keys in the namespace of `pool`. Without a
     `ttft_deadline_ms` of its own the first token is due by `first_token_timeout_s`. `write_to`: no
-    answer is wanted, only the prompt's blocks in that store.
+    answer is wanted, only the prompt's blocks in that store. `adapter`: as of CoreRequest.
     """
 
     request_id: str
@@ -59,6 +59,7 @@ class Job(Struct, frozen=True, kw_only=True):
     itl_deadline_ms: float | None = None
     write_to: str = ""
     warm_share: float = WARM_SHARE
+    adapter: tuple[str, str] | None = None
 
     def ttft_due_ms(self, leg: Leg) -> float:
         """Until when the first token is of use, from the start of an attempt. Whoever has read the
@@ -122,6 +123,7 @@ class Job(Struct, frozen=True, kw_only=True):
             public_cut_blocks=self.public_cut_blocks,
             computes=bool(self.write_to),
             hand_off=leg.hand_off,
+            adapter=self.adapter,
         )
 
 
@@ -317,6 +319,7 @@ class Attempt:
             warm_share=job.warm_share,
             progress=leg.progress,
             write_to=job.write_to,
+            adapter=job.adapter,
         )
 
     def _believed_queue_tokens(self) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
 from events.request import SamplingParams
 from kvstore.chaincache import ChainCache
-from kvstore.identity import KeyChain, chain
+from kvstore.identity import KeyChain, Namespace, chain
 from router.dispatch.dispatch import Job
 from router.fleet.expected import MAIN
 from router.fleet.fleet import Fleet
@@ -26,7 +28,10 @@ class JobMaker:
         cluster_key: bytes,
         model: str,
         config: RouterConfig,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
+        """`adapters`: content digests by name."""
+        self._adapters = adapters or {}
         self._fleet = fleet
         self._prefixes = prefixes
         self._cluster_key = cluster_key
@@ -49,11 +54,14 @@ class JobMaker:
         sampling: SamplingParams,
         pool: Pool | None,
         pin: str | None = None,
+        model: str = "",
     ) -> Job:
-        """A job for `prompt` (u32 little endian). Raises UserError (503) where there is no pool."""
+        """A job for `prompt` (u32 little endian), to be computed with the adapter that `model`
+        names, if it does. Raises UserError (503) where there is no pool."""
         if pool is None:
             raise _nobody()
         deadlines = deadlines_of(tenant.policy, self._config)
+        adapter = (model, self._adapters[model]) if model in self._adapters else None
         cut = 0
         if pool.public_prefixes:
             cut = self._prefixes.cut_blocks(prompt, pool.block_tokens)
@@ -65,7 +73,7 @@ class JobMaker:
             pool=pool.name,
             block_tokens=pool.block_tokens,
             prompt=prompt,
-            chain=self._chain(pool, tenant, prompt, cut),
+            chain=self._chain(pool.namespace.adapted(adapter), tenant, prompt, cut),
             sampling=sampling,
             public_cut_blocks=cut,
             first_token_timeout_s=deadlines.first_token_timeout_s,
@@ -76,10 +84,13 @@ class JobMaker:
             ttft_deadline_ms=deadlines.ttft_ms,
             itl_deadline_ms=deadlines.itl_ms,
             warm_share=tenant.policy.warm_share,
+            adapter=adapter,
         )
 
-    def _chain(self, pool: Pool, tenant: Tenant, prompt: bytes, cut_blocks: int) -> KeyChain:
-        namespace, known = pool.namespace, self._known_runs
+    def _chain(
+        self, namespace: Namespace, tenant: Tenant, prompt: bytes, cut_blocks: int
+    ) -> KeyChain:
+        known = self._known_runs
         return chain(self._cluster_key, namespace, tenant.salt, prompt, cut_blocks, known)
 
 

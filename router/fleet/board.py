@@ -6,6 +6,8 @@ of replicas touches few of them in Python.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from events.load import DECODE, OWN_ENGINE, PREFILL
@@ -53,11 +55,13 @@ class Board:
         self._slots: np.ndarray | None = None
         self._slots_version = 0
         self._rows_of: dict[int, np.ndarray | list[int]] = {}
+        self._adapters: dict[tuple[str, str], np.ndarray] = {}
 
     def write(self, member: Member, booked: Booked) -> None:
         """Bring the member's row up to date."""
         row = self.rows[member.replica]
         self.table[row] = row_of(member, booked)
+        self._adapters.clear()
         if member.load is not None and member.load.fetch:
             for number, place, fit in self.stores.fits(member):
                 # What comes one time in two takes twice as long.
@@ -84,6 +88,15 @@ class Board:
         for depths, names in zip(below.depths, self.stores.names, strict=True):
             there = [name == store for name in names]
             depths[there] = np.maximum(depths[there], blocks)
+
+    def adapter_ms(self, adapter: tuple[str, str]) -> np.ndarray:
+        """How long each member would take to have an adapter in memory: float64 (members,), inf
+        where it is not served."""
+        found = self._adapters.get(adapter)
+        if found is None:
+            took = [_adapter_ms(member, adapter) for member in self.members]
+            self._adapters[adapter] = found = np.array(took)
+        return found
 
     def promised(
         self, optimistic: OptimisticEntries, chain: KeyChain, depths: np.ndarray
@@ -116,6 +129,13 @@ class Board:
         kept = rows_of[rows_of != NOWHERE]
         self._rows_of[slots] = found = kept.tolist() if len(kept) <= FEW_ROWS else kept
         return found
+
+
+def _adapter_ms(member: Member, adapter: tuple[str, str]) -> float:
+    for note in member.hello.adapters:
+        if (note.name, note.digest) == adapter:
+            return 0.0 if note.resident else note.load_ms
+    return math.inf
 
 
 def _bits(word: int) -> np.ndarray:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Expected:
     """The router's own view of its model and cluster. Fingerprints are hex digests.
 
-    `block_tokens` holds the block sizes that the cluster file names; empty accepts any.
+    `block_tokens` holds the block sizes that the cluster file names; empty accepts any. `adapters`:
+    names and content digests; a replica need not serve them all.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Expected:
     head_dim: int
     block_tokens: frozenset[int] = frozenset()
     hash_version: str = HASH_VERSION
+    adapters: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
     def like(cls, hello: ReplicaHello) -> Expected:
@@ -55,8 +57,11 @@ class Expected:
         )
 
     @classmethod
-    def of(cls, card: ModelCard, config: ClusterConfig) -> Expected:
-        """From the router's own model file and cluster file. Raises ValueError on a bad secret."""
+    def of(
+        cls, card: ModelCard, config: ClusterConfig, adapters: Mapping[str, str] | None = None
+    ) -> Expected:
+        """From the router's own model file, cluster file and adapters (digests by name). Raises
+        ValueError on a bad secret."""
         return cls(
             model=config.model.name,
             weights=card.weights_fingerprint,
@@ -69,6 +74,7 @@ class Expected:
             block_tokens=frozenset(
                 member.block_tokens for member in (*config.replicas, *config.backends)
             ),
+            adapters=frozenset((adapters or {}).items()),
         )
 
     def misfits(self, hello: ReplicaHello) -> list[str]:
@@ -86,8 +92,14 @@ class Expected:
             "block_size_mismatch": layout.block_tokens > 0
             and (not self.block_tokens or layout.block_tokens in self.block_tokens),
             "digest_shape_refused": _usable_shape(hello.digest),
+            "adapter_mismatch": self._same_adapters(hello),
         }
         return [name for name, fit in fits.items() if not fit]
+
+    def _same_adapters(self, hello: ReplicaHello) -> bool:
+        """Whether those of its adapters that are known here by name have the same content."""
+        known = dict(self.adapters)
+        return all(known.get(note.name, note.digest) == note.digest for note in hello.adapters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Explainer:
         limits = limits_in(revision.widest, pool)
         prompt = await self._render(revision.renderer, tenant, asked)
         sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, lambda: 0)
-        job = self._of.jobs.make(REQUEST_ID, tenant, prompt.ids, sampling, pool)
+        job = self._of.jobs.make(REQUEST_ID, tenant, prompt.ids, sampling, pool, model=asked.model)
         leg = job.first_leg()
         query = job.query(leg, revision.dispatcher.unable(job, leg))
         hand_off, query = self._hand_off(query)

@@ -88,7 +88,10 @@ class Recompute:
         pool = self._fleet.pools().get(head.pool)
         if tenant is None or pool is None:
             raise _outdated()
-        job = self._jobs.make("warm", tenant, head.prompt, ONE_TOKEN, pool, pin=replica)
+        model = head.adapter[0] if head.adapter is not None else ""
+        job = self._jobs.make(
+            "warm", tenant, head.prompt, ONE_TOKEN, pool, pin=replica, model=model
+        )
         if job.chain.data != head.chain.data:
             raise _outdated()
         return replace(

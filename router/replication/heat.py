@@ -45,8 +45,8 @@ MAX_GROWTH = 2.0**40
 @dataclass(frozen=True, slots=True)
 class HotHead:
     """`key` names its last block; `chain` has the keys of all its blocks in the namespace of
-    `pool`; `prompt` its ids (u32 little endian). `tenant` was the last one to send it. `share` is
-    of all requests."""
+    `pool` and `adapter`; `prompt` its ids (u32 little endian). `tenant` was the last one to send
+    it. `share` is of all requests."""
 
     number: int
     tenant: str
@@ -57,6 +57,7 @@ class HotHead:
     requests_per_s: float = 0.0
     forced_off_per_s: float = 0.0
     share: float = 0.0
+    adapter: tuple[str, str] | None = None
 
     @property
     def key(self) -> bytes:
@@ -247,4 +248,5 @@ class HeadHeat:
             block_tokens=job.block_tokens,
             chain=KeyChain(job.chain.data[: end * KEY_BYTES], key),
             prompt=job.prompt[: end * job.block_tokens * 4],
+            adapter=job.adapter,
         )

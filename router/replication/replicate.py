@@ -181,6 +181,7 @@ class Replicator:
                 prompt_tokens=head.tokens,
                 max_tokens=1,
                 block_tokens=head.block_tokens,
+                adapter=head.adapter,
             )
         )
         return Standing(head, candidates, candidates.overlaps >= HELD_SHARE * head.blocks)

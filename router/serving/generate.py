@@ -105,7 +105,6 @@ class Generator:
 
     def __init__(self, services: Services) -> None:
         self._of = services
-        self._model = services.config.model.name
         self._settings = services.config.router
         self._outbox = Outbox()
 
@@ -116,7 +115,7 @@ class Generator:
             prepared = await self._prepare(request, tenant, body, CHAT)
             asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
             kind = ChatStream if asked.stream else ChatCollector
-            head = new_head("chatcmpl", self._model, revision.fingerprint)
+            head = new_head("chatcmpl", asked.model, revision.fingerprint)
             reply = kind(head, asked, revision.texts)
             call = _call(request, tenant, asked, body)
             response = await self._serve(request, held, prepared, reply, call)
@@ -130,7 +129,7 @@ class Generator:
             prepared = await self._prepare(request, tenant, body, COMPLETION)
             asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
             kind = CompletionStream if asked.stream else CompletionCollector
-            head = new_head("cmpl", self._model, revision.fingerprint)
+            head = new_head("cmpl", asked.model, revision.fingerprint)
             reply = kind(head, asked, revision.texts)
             call = _call(request, tenant, asked, body)
             return await self._serve(request, held, prepared, reply, call)
@@ -218,7 +217,9 @@ class Generator:
         for number, prompt in enumerate(prompts):
             sampling = to_sampling(asked, prompt.tokens, room, _mint_seed, encode)
             jobs.append(
-                self._of.jobs.make(f"{own_id}-{number}", tenant, prompt.ids, sampling, pool)
+                self._of.jobs.make(
+                    f"{own_id}-{number}", tenant, prompt.ids, sampling, pool, model=asked.model
+                )
             )
         return jobs
 

@@ -8,13 +8,22 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from configs.model.weights import open_weights
 from tests.e2e.up import Up
+from tests.fakes.adapters import write_adapter
 
 MODEL = "tiny"
+ADAPTER = "tiny/pirate"
 
 
 @pytest.fixture(scope="session")
-def up(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Up]:
+def adapter(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """What the cluster serves as ADAPTER."""
+    return write_adapter(tmp_path_factory.mktemp("pirate"), open_weights(tiny_model).shape)
+
+
+@pytest.fixture(scope="session")
+def up(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, adapter: Path) -> Iterator[Up]:
     """A cluster that the tests share; they leave it running and well."""
     state = tmp_path_factory.mktemp("state")
     cluster = Up(
@@ -27,6 +36,8 @@ def up(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[U
         MODEL,
         "--dtype",
         "float32",
+        "--lora",
+        f"{ADAPTER}={adapter}",
     )
     try:
         cluster.wait_ready().look()

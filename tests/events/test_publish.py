@@ -13,11 +13,12 @@ from events.digest import MAX_DIGEST_BITS, halves_of, positions
 from events.envelope import Envelope, unseal
 from events.errors import WireError
 from events.feed import Feed
-from events.load import DigestShape, FetchFit, ReplicaHello, ReplicaLoad
+from events.load import AdapterNote, DigestShape, FetchFit, ReplicaHello, ReplicaLoad
 from events.memory import MemoryBus
 from events.snapshot import SnapshotChunk, SnapshotRequest, decode_chunk
 from events.subjects import replica_subject, roll_call_subject, snapshot_subject, split
 from events.wire import encode
+from replica.engine.messages import AdapterState
 from replica.publish import Publisher
 from replica.residency import Residency
 from tests.events.helpers import (
@@ -116,6 +117,22 @@ async def test_a_load_report_says_where_the_digest_stands(ear: Ear) -> None:
     assert (load.digest_generation, load.digest_seq, load.running) == (1, 1, 3)
     assert load.seen == {"router": 9}
     assert load.digest_false_positive_rate > 0
+
+
+async def test_an_adapter_in_memory_is_told_at_once() -> None:
+    ear = Ear()
+    known = AdapterNote("x", "digest", False, 30.0), AdapterNote("y", "digest", False, 50.0)
+    ear.publisher._hello = msgspec.structs.replace(hello(WIDE), adapters=known)
+    await ear.start()
+    assert await ear.beat(0.2) == []
+    state = AdapterState(resident=("x",), load_ms={"x": 7.0})
+    ear.engine.now = engine_load(adapters=state)
+    assert await ear.beat(0.2) == ["hello"]
+    said = ear.last("hello", ReplicaHello)
+    assert isinstance(said, ReplicaHello)
+    assert said.adapters == (AdapterNote("x", "digest", True, 7.0), known[1])
+    assert await ear.beat(0.2) == []
+    await ear.publisher.close()
 
 
 async def test_draining_is_told_at_once(ear: Ear) -> None:

@@ -60,9 +60,15 @@ def next_token(
     return choice
 
 
+def adapted(tokens: Sequence[int], adapter: str) -> list[int]:
+    """What the KV of these tokens holds when they are computed with an adapter."""
+    mix = zlib.crc32(adapter.encode()) >> 9 if adapter else 0
+    return [token ^ mix for token in tokens]
+
+
 class FakeRunner:
-    """See the module. `started` is set whenever a plan begins; `plans` counts those that were
-    executed, `tokens` what they computed."""
+    """See the module. `adapters`: names of those in memory, where there are any. `started` is set
+    whenever a plan begins; `plans` counts those that were executed, `tokens` what they computed."""
 
     def __init__(
         self, total_blocks: int, block_tokens: int, vocab: int, eos: int | None = None
@@ -80,6 +86,7 @@ class FakeRunner:
         self.last_tokens: dict[ChildId, int | None] = {}
         self.closed = False
         self.started = Event()
+        self.adapters: set[str] = set()
         self.device_ms: Callable[[ExecutionPlan], float] = lambda plan: 1.0 + 0.1 * plan.tokens
 
     @property
@@ -141,6 +148,8 @@ class FakeRunner:
     def _check_rows(self, rows: Sequence[PlanRow]) -> None:
         writers: dict[int, ChildId] = {}
         for row in rows:
+            if row.adapter and row.adapter not in self.adapters:
+                raise FakeRunnerError(f"adapter {row.adapter} is not in memory")
             self._check_history(row)
             for block in self._written(row):
                 if block in writers:
@@ -174,7 +183,7 @@ class FakeRunner:
         return self.kv[row.block_ids[position // self._block_tokens]][position % self._block_tokens]
 
     def _write(self, row: PlanRow, garbage: bool = False) -> None:
-        for offset, token in enumerate(row.token_ids):
+        for offset, token in enumerate(adapted(row.token_ids, row.adapter)):
             position = row.start + offset
             block = self.kv[row.block_ids[position // self._block_tokens]]
             block[position % self._block_tokens] = (-1 if garbage else token, position)

@@ -20,7 +20,8 @@ class Setup:
     """How the model is to be served. `kv_blocks` 0: as many as the memory allows. `reserve_bytes`:
     captured graphs and workspaces of kernels, on a GPU. `copies_head`: a tied head is laid out anew
     for its kernel, so that it takes memory of its own (so it is on a CPU). `weights`: as a
-    replica's."""
+    replica's. `adapters`: as many LoRA adapters as may be in memory, of `adapter_rank` and
+    `adapter_bytes` each."""
 
     dtype: str
     kv_dtype: str
@@ -35,6 +36,9 @@ class Setup:
     reserve_bytes: int = 0
     copies_head: bool = False
     weights: HeldWeights = "dense"
+    adapters: int = 0
+    adapter_rank: int = 0
+    adapter_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,11 @@ def capacity(model: ModelSize, setup: Setup, draft: ModelSize | None = None) -> 
             f"{setup.max_step_tokens} tokens a step, {setup.max_running} rows of logits",
         ),
         *_draft(draft, element),
+        Share(
+            "adapters",
+            setup.adapters * setup.adapter_bytes,
+            f"{setup.adapters} of rank {setup.adapter_rank}, {setup.adapter_bytes:,} bytes each",
+        ),
         *_parallel(model, setup, element),
         Share("graphs and workspaces", setup.reserve_bytes, "as reserved"),
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from configs.load import ConfigError, load_cluster, model_path
+from configs.load import ConfigError, adapter_paths, load_cluster, model_path
+from configs.model.adapter import AdapterFile, held_numbers
 from configs.model.kept import require_q4
 from configs.model.weights import open_weights
 from configs.schema import HeldWeights, ReplicaConfig
@@ -25,6 +28,7 @@ from tools.flags import factor, natural, positive
 from tools.up.state import default_folder
 
 GPU_RESERVE_MIB = 512
+DEFAULT_RANK = 16
 
 
 def add_flags(group: argparse._ArgumentGroup) -> None:
@@ -44,6 +48,8 @@ def add_flags(group: argparse._ArgumentGroup) -> None:
     add("--block-tokens", type=positive, metavar="N")
     add("--max-running", type=positive, metavar="N")
     add("--max-step-tokens", type=positive, metavar="N")
+    add("--adapters", type=natural, metavar="N", help="LoRA adapters in memory at once")
+    add("--adapter-rank", type=positive, metavar="R", help="of the largest (default: 16)")
     add("--prompt-tokens", type=positive, default=1_024, metavar="N", help="(%(default)s)")
     add("--output-tokens", type=positive, default=256, metavar="N", help="(%(default)s)")
     add("--shared-tokens", type=natural, default=0, metavar="N", help="heads that all share")
@@ -53,17 +59,19 @@ def plan(flags: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Print the sum; the figures, as plain numbers. Raises CommandError and what files raise."""
     if flags.shared_tokens > flags.prompt_tokens:
         raise CommandError("--shared-tokens is more than --prompt-tokens")
-    replica, path = _settings(flags)
+    replica, path, folders = _settings(flags)
     model = _size(path, replica.weights)
     draft = _size(flags.draft, "dense") if flags.draft else None
-    found = capacity(model, _setup(flags, replica, model), draft)
+    setup = _with_adapters(_setup(flags, replica, model), flags, replica, path, folders)
+    found = capacity(model, setup, draft)
     _print(console, model, found, flags)
     return _figures(found, model, flags)
 
 
-def _settings(flags: argparse.Namespace) -> tuple[ReplicaConfig, Path]:
-    """The replica's settings with the flags' changes, and where its model is."""
+def _settings(flags: argparse.Namespace) -> tuple[ReplicaConfig, Path, dict[str, Path]]:
+    """The replica's settings with the flags' changes, and where its model and adapters are."""
     replica, path = ReplicaConfig(id="replica"), None
+    folders: dict[str, Path] = {}
     try:
         cluster = load_cluster((flags.state or default_folder("local")) / "cluster.toml")
     except ConfigError:
@@ -75,12 +83,41 @@ def _settings(flags: argparse.Namespace) -> tuple[ReplicaConfig, Path]:
             raise CommandError(f"no replica '{flags.replica}' in the cluster file")
         if named:
             replica, path = named[0], model_path(cluster, named[0])
+            folders = {} if flags.model else adapter_paths(cluster, replica)
     changes = {
         name: getattr(flags, name)
         for name in ("block_tokens", "max_running", "max_step_tokens", "weights")
         if getattr(flags, name) is not None
     }
-    return msgspec.structs.replace(replica, **changes), flags.model or path or default_model()
+    model = flags.model or path or default_model()
+    return msgspec.structs.replace(replica, **changes), model, folders
+
+
+def _with_adapters(
+    setup: Setup,
+    flags: argparse.Namespace,
+    replica: ReplicaConfig,
+    path: Path,
+    folders: Mapping[str, Path],
+) -> Setup:
+    """With room for as many adapters as may be in memory, each as large as the largest."""
+    count = flags.adapters
+    if count is None:
+        count = min(len(folders), replica.max_adapters)
+    if not count:
+        return setup
+    if path.suffix == ".json":
+        raise CommandError("--adapters needs the model itself: a GGUF file or a folder")
+    shape = open_weights(path).shape
+    ranks = [AdapterFile(folder, shape).rank for folder in folders.values()]
+    rank = flags.adapter_rank or max(ranks, default=DEFAULT_RANK)
+    numbers = held_numbers(shape, rank)
+    return replace(
+        setup,
+        adapters=count,
+        adapter_rank=rank,
+        adapter_bytes=numbers * ELEMENT_BYTES[setup.dtype],
+    )
 
 
 def _size(path: Path, held: HeldWeights) -> ModelSize:

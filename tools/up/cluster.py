@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from configs.schema import (
+    AdapterConfig,
     BackendConfig,
     BusConfig,
     ClusterConfig,
@@ -72,6 +73,7 @@ class UpOptions:
     kv: KvConfig = field(default_factory=KvConfig)
     remote: bool = False
     replica_settings: Mapping[str, object] = field(default_factory=dict)
+    adapters: Mapping[str, Path] = field(default_factory=dict)
 
 
 def check_port_free(host: str, port: int) -> None:
@@ -179,6 +181,9 @@ def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> Clu
         replicas=replicas,
         backends=backend_configs(options),
         tenants=(TenantConfig(name="default", key_sha256=(sha256_hex(state.keys.api_key),)),),
+        adapters=tuple(
+            AdapterConfig(name=name, path=str(path)) for name, path in options.adapters.items()
+        ),
     )
 
 

@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from configs.model.adapter import AdapterFile
 from configs.model.kept import require_q4
 from configs.model.weights import open_weights
-from configs.schema import KvConfig, ReplicaConfig
+from configs.schema import AdapterConfig, KvConfig, ReplicaConfig
 from events.subjects import check_id
 from router.backends.roster import base_url
 from router.policies import POLICIES
@@ -62,6 +63,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--routers", type=positive, default=1, help=f"how many, up to {ROUTERS_MAX} {default}")
     add("--model", type=Path, help=f"a GGUF file or a safetensors folder (default: {DEFAULT_NAME})")
     add("--model-name", help="what clients call the model (default: its file's name)")
+    add(
+        "--lora",
+        metavar="NAME=PATH",
+        action="append",
+        default=[],
+        help="a LoRA adapter that clients ask for as model NAME: a folder as PEFT saves it; may be "
+        "repeated",
+    )
     add("--policy", default="warmroute", choices=sorted(POLICIES), help=f"to route by {default}")
     add("--device", default="cpu", help=f"cpu, cuda, cuda:1, ... {default}")
     add(
@@ -161,10 +170,11 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         raise CommandError(f"no model at {model}")
     if flags.weights == "q4":
         require_q4(open_weights(model), model)
+    model_name = flags.model_name or (model.stem.lower() if flags.model else DEFAULT_NAME)
     return UpOptions(
         state=flags.state or default_folder(flags.cluster),
         model=model.resolve(),
-        model_name=flags.model_name or (model.stem.lower() if flags.model else DEFAULT_NAME),
+        model_name=model_name,
         cluster=flags.cluster,
         host=flags.host,
         port=flags.port,
@@ -187,7 +197,28 @@ def options_of(argv: Sequence[str]) -> UpOptions:
             "kv_blocks": flags.kv_blocks,
             "threads": flags.threads,
         },
+        adapters=_adapters(flags.lora, model, model_name),
     )
+
+
+def _adapters(given: Sequence[str], model: Path, model_name: str) -> dict[str, Path]:
+    """Folders by name, each tried out against the model: what can't be served is told before
+    anything starts. Raises CommandError."""
+    found: dict[str, Path] = {}
+    for each in given:
+        name, _, path = each.partition("=")
+        if not path:
+            raise CommandError(f"--lora takes NAME=PATH, not '{each}'")
+        if name in found or name == model_name:
+            raise CommandError(f"--lora: '{name}' is taken")
+        found[name] = Path(path).resolve()
+    try:
+        for name, folder in found.items():
+            AdapterConfig(name=name, path=str(folder))
+            AdapterFile(folder, open_weights(model).shape)
+    except ValueError as error:
+        raise CommandError(f"--lora: {error}") from None
+    return found
 
 
 def _say(line: str) -> None:

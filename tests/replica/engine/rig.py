@@ -12,6 +12,7 @@ from events.request import SamplingParams
 from replica.engine.loop import EngineThread
 from replica.engine.messages import ChildOutput, EngineRequest, EngineTiers, StepOutput
 from replica.sched.plan import ChildId, Runner
+from tests.fakes.adapter_loader import FakeAdapters
 from tests.fakes.runner import FakeRunner
 from tests.replica.sched.rig import KEY, VOCAB, chain_of, plain_run, sampling
 
@@ -63,13 +64,19 @@ class EngineRig:
         block_tokens: int,
         *,
         tiers: EngineTiers | None = None,
+        adapters: FakeAdapters | None = None,
         **settings: object,
     ) -> None:
         self.sink = Sink()
+        if adapters is not None:
+            assert isinstance(runner, FakeRunner)
+            runner.adapters = adapters.resident
         self.block_tokens = block_tokens
         defaults = {"id": "r", "max_step_tokens": 32, "max_running": 8, "context_tokens": 4_000}
         config = ReplicaConfig(**{**defaults, **settings})
-        self.engine = EngineThread(runner, self.sink, config, KEY, check=True, tiers=tiers)
+        self.engine = EngineThread(
+            runner, self.sink, config, KEY, check=True, tiers=tiers, adapters=adapters
+        )
         self.specs: dict[int, EngineRequest] = {}
         self._children = 0
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
-from replica.engine.messages import EngineRequest
+from replica.engine.messages import AdapterLoader, EngineRequest
 from replica.sched.invariants import check_scheduler
 from replica.sched.ledger import Limits
 from replica.sched.plan import ChildId, Runner
 from replica.sched.scheduler import Scheduler
-from tests.replica.sched.rig import chain_of, real_key, sampling
+from tests.replica.sched.rig import ROOT, chain_of, real_key, sampling
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Schedule:
     horizon_tokens: int = 64
     retract_every_steps: int = 0
     overlap: bool = False
+    max_adapters: int = 2
 
 
 @dataclass
@@ -37,12 +39,15 @@ class Outcome:
     ahead: int = 0
 
 
-def request_of(child: int, prompt: Sequence[int], wanted: int, block_tokens: int) -> EngineRequest:
+def request_of(
+    child: int, prompt: Sequence[int], wanted: int, block_tokens: int, adapter: str = ""
+) -> EngineRequest:
     """A greedy child that no end token stops."""
     return EngineRequest(
         child=ChildId(child),
         prompt=tuple(prompt),
-        chain=chain_of(prompt, block_tokens),
+        chain=chain_of(prompt, block_tokens, root=ROOT + adapter.encode()),
+        adapter=(adapter, "digest") if adapter else None,
         params=sampling(wanted),
         seed=0,
         eos_ids=frozenset(),
@@ -54,8 +59,13 @@ def request_of(child: int, prompt: Sequence[int], wanted: int, block_tokens: int
 class Engine:
     """One scheduler over one runner; what it cached stays from one `run` to the next."""
 
-    def __init__(self, runner: Runner, schedule: Schedule) -> None:
+    def __init__(
+        self, runner: Runner, schedule: Schedule, adapters: AdapterLoader | None = None
+    ) -> None:
         self.runner = runner
+        self._landed: SimpleQueue[tuple[str, bool]] = SimpleQueue()
+        if adapters is not None:
+            adapters.attach(lambda name, loaded: self._landed.put((name, loaded)))
         self._overlap = schedule.overlap
         self.scheduler = Scheduler(
             Limits(
@@ -67,24 +77,31 @@ class Engine:
                 max_waiting_tokens=1 << 30,
                 horizon_tokens=schedule.horizon_tokens,
                 retract_every_steps=schedule.retract_every_steps,
+                max_adapters=schedule.max_adapters,
+                max_adapters_per_batch=schedule.max_adapters,
             ),
             real_key,
+            adapters=adapters,
         )
         self._children = 0
 
-    def run(self, prompts: Sequence[Sequence[int]], wanted: int) -> Outcome:
-        """All prompts at once, to their end."""
+    def run(
+        self, prompts: Sequence[Sequence[int]], wanted: int, adapters: Sequence[str] = ()
+    ) -> Outcome:
+        """All prompts at once, to their end; each with its adapter, where there are any."""
         scheduler, outcome = self.scheduler, Outcome()
         before = scheduler.lifecycle.preemptions
         first = self._children
-        for prompt in prompts:
-            request = request_of(self._children, prompt, wanted, self.runner.block_tokens)
-            scheduler.add(request)
+        for prompt, adapter in zip(prompts, adapters or [""] * len(prompts), strict=True):
+            size = self.runner.block_tokens
+            scheduler.add(request_of(self._children, prompt, wanted, size, adapter))
             self._children += 1
         outcome.tokens = [[] for _ in prompts]
         outcome.cached_tokens = [0 for _ in prompts]
         while scheduler.runnable or scheduler.in_flight:
             plan = scheduler.in_flight[0] if scheduler.in_flight else scheduler.plan(1.0)
+            if scheduler.adapters.loading and (plan is None or not self._landed.empty()):
+                scheduler.adapter_landed(*self._landed.get(timeout=60))
             if plan is not None:
                 outcome.plans += 1
                 if self._overlap:

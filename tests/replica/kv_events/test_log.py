@@ -74,6 +74,16 @@ def pack(tokens: list[int]) -> bytes:
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
+def test_blocks_of_an_adapter_carry_its_name() -> None:
+    log = KvEventLog(2)
+    log.stored(b"a" * 16, None, pack([1, 2]))
+    log.stored(b"b" * 16, None, pack([1, 2]), "pirate")
+    log.stored(b"c" * 16, b"b" * 16, pack([3, 4]), "pirate")
+    events = log.drain()
+    assert [event.adapter for event in events] == ["", "pirate"]
+    assert decode_batch(encode_batch(1.0, events)) == events
+
+
 def test_golden_bytes_and_vllms_own_structs() -> None:
     events = [
         BlocksStored((7, 2**64 - 1), None, (1, 2, 3, 4), 2, (None, None)),

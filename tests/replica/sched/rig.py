@@ -16,8 +16,9 @@ from replica.sched.ledger import HORIZON_TOKENS, Limits
 from replica.sched.order import Policy
 from replica.sched.plan import ChildId, ExecutionPlan
 from replica.sched.scheduler import Scheduler
+from tests.fakes.adapter_loader import FakeAdapters
 from tests.fakes.grammar import FakeGrammar
-from tests.fakes.runner import FakeRunner, next_token
+from tests.fakes.runner import FakeRunner, adapted, next_token
 from tests.fakes.tiers import FakeTiers
 
 KEY = b"k" * 32
@@ -39,9 +40,11 @@ def short_key(parent: bytes, tokens: bytes) -> bytes:
     return (zlib.crc32(parent + tokens) % 16).to_bytes(16, "little")
 
 
-def chain_of(prompt: Sequence[int], block_tokens: int, next_key: NextKey = real_key) -> KeyChain:
+def chain_of(
+    prompt: Sequence[int], block_tokens: int, next_key: NextKey = real_key, root: bytes = ROOT
+) -> KeyChain:
     """The chain of all full blocks of a prompt."""
-    keys, parent = b"", ROOT
+    keys, parent = b"", root
     for start in range(0, len(prompt) - block_tokens + 1, block_tokens):
         parent = next_key(parent, array("I", prompt[start : start + block_tokens]).tobytes())
         keys += parent
@@ -77,6 +80,7 @@ class Bench:
         policy: Policy | None = None,
         shadow: Policy | None = None,
         prefix_cache: bool = True,
+        adapters: FakeAdapters | None = None,
         **limits: float | str,
     ) -> None:
         self.limits = Limits(
@@ -100,7 +104,12 @@ class Bench:
             tiers=self.tiers,
             shadow=shadow,
             prefix_cache=prefix_cache,
+            adapters=adapters,
         )
+        self.adapters = adapters
+        if adapters is not None:
+            adapters.attach(self.scheduler.adapter_landed)
+            self.runner.adapters = adapters.resident
         if self.tiers is not None:
             self.tiers.landed = self.scheduler.landed
             self.tiers.written = self.scheduler.written
@@ -110,9 +119,13 @@ class Bench:
         self._children = 0
 
     def add(
-        self, prompt: Sequence[int], params: SamplingParams | None = None, **fields: object
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        adapter: str = "",
+        **fields: object,
     ) -> ChildId:
-        """Submit a child; greedy, 4 tokens, if not told otherwise."""
+        """Submit a child; greedy, 4 tokens, without an adapter, if not told otherwise."""
         self._children += 1
         child = ChildId(self._children)
         eos_ids = frozenset() if self.runner.eos is None else frozenset({self.runner.eos})
@@ -120,7 +133,10 @@ class Bench:
             **{
                 "child": child,
                 "prompt": tuple(prompt),
-                "chain": chain_of(prompt, self.limits.block_tokens, self.next_key),
+                "chain": chain_of(
+                    prompt, self.limits.block_tokens, self.next_key, ROOT + adapter.encode()
+                ),
+                "adapter": (adapter, "digest") if adapter else None,
                 "params": params or sampling(),
                 "seed": 7,
                 "eos_ids": eos_ids,
@@ -168,6 +184,8 @@ class Bench:
         while self.scheduler.runnable or table.loading or table.writing:
             if self.tiers is not None:
                 self.tiers.finish_all()
+            if self.adapters is not None:
+                self.adapters.finish_all()
             planned = self.step() is not None
             plans += planned
             idle = 0 if planned else idle + 1
@@ -266,6 +284,7 @@ def plain_run(spec: EngineRequest, runner: FakeRunner) -> list[int]:
     """One token after the other, no batch, no cache, no blocks."""
     known = list(spec.prompt)
     out: list[int] = []
+    adapter = spec.adapter[0] if spec.adapter is not None else ""
     ends = set(spec.params.stop_token_ids)
     if not spec.params.ignore_eos:
         ends |= spec.eos_ids
@@ -273,7 +292,7 @@ def plain_run(spec: EngineRequest, runner: FakeRunner) -> list[int]:
     while len(out) < spec.params.max_tokens:
         suppress = tuple(ends) if len(out) < spec.params.min_tokens else ()
         probe = _Probe(spec, suppress, grammar)
-        token = next_token(known, runner.vocab, runner.eos, probe)
+        token = next_token(adapted(known, adapter), runner.vocab, runner.eos, probe)
         if grammar is not None and not grammar.advance([token]):
             break
         out.append(token)

@@ -55,7 +55,7 @@ class TieredRig(EngineRig):
         **fields: object,
     ) -> EngineRequest:
         tokens = b"".join(token.to_bytes(4, "little") for token in prompt)
-        keys = chain(KEY, self.space, salt, tokens, cut)
+        keys = chain(KEY, self.space.adapted(fields.get("adapter")), salt, tokens, cut)
         more = {"chain": keys, "salt": salt, "public_cut_blocks": cut}
         return super().request(prompt, params, **{**more, **fields})
 

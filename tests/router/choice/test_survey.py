@@ -151,11 +151,12 @@ def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
         dice = np.random.default_rng(seed)
         deeper = dice.integers(0, 300, (2, len(members)), np.int32)
         below = Below(deeper, 10.0 * dice.random((len(members), 2, 2)))
+    startup_ms = None
+    if rng.random() < 0.5:
+        startup_ms = np.array([rng.choice([0.0, 500 * rng.random()]) for _ in members])
+    question = (demand, asked, depths, there, world.clock(), below, startup_ms)
     pricers: list[Pricer] = [native_pricer(), NumpyPricer()]
-    found = [
-        astuple(pricer.price(sheet_of(rows), demand, asked, depths, there, world.clock(), below))
-        for pricer in pricers
-    ]
+    found = [astuple(pricer.price(sheet_of(rows), *question)) for pricer in pricers]
     (state, terms, best, figures), (twins_state, twins_terms, twins_best, twins) = found
     assert figures.longest_blocks == twins.longest_blocks
     assert figures.least_queued_tokens == twins.least_queued_tokens

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
 
-from events.load import DigestShape
+from events.load import AdapterNote, DigestShape
 from router.choice.route import NoReplica
 from router.fleet.evidence import STALE_DIGEST_AFTER_S
-from router.fleet.fleet import MAX_REPLICAS
-from tests.router.kit import LAYOUT, POOL, SHAPE, World, digest_bits, hello, load, prompt
+from router.fleet.fleet import MAX_REPLICAS, Fleet
+from tests.router.kit import EXPECTED, LAYOUT, POOL, SHAPE, World, digest_bits, hello, load, prompt
 
 P = prompt((1, 40))
 NOTHING = np.zeros(0, np.uint32)
@@ -48,6 +50,18 @@ def test_R8_a_replica_that_does_not_fit_is_refused_by_name(
     world.fleet.on_hello("a", 1, hello())
     assert alarms(world) == set()
     assert world.decide(P).replica == "a"
+
+
+def test_another_content_under_an_adapters_name_is_refused() -> None:
+    world = World()
+    world.fleet = Fleet(replace(EXPECTED, adapters=frozenset({("x", "one")})), world.clock)
+    fleet = world.fleet
+    fleet.on_hello("a", 1, hello(adapters=(AdapterNote("x", "one", True, 5.0),)))
+    fleet.on_hello("b", 1, hello(adapters=(AdapterNote("x", "two", True, 5.0),)))
+    # What this router does not know nobody can ask it for.
+    fleet.on_hello("c", 1, hello(adapters=(AdapterNote("y", "two", True, 5.0),)))
+    assert [(alarm.name, alarm.replica) for alarm in fleet.alarms] == [("adapter_mismatch", "b")]
+    assert sorted(fleet.targets()) == ["a", "c"]
 
 
 def test_two_layouts_are_two_pools() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
+from configs.model.adapter import adapter_card, held_numbers
 from configs.model.card import load_card
 from configs.model.weights import open_weights
 from configs.schema import ReplicaConfig
 from replica.runner.build import build_runner
+from tests.fakes.adapters import write_adapter
 from tests.fakes.tiny_model import write_tiny_gguf
 from tests.replica.sched.rig import Bench, sampling, tokens_of
 from tools import cli
@@ -156,6 +159,29 @@ def test_4_bit_weights_are_not_planned_where_there_are_none(
     flags = ["doctor", "--capacity", "--weights", "q4", "--model", str(tiny_model)]
     assert cli.main(flags) == 1
     assert "needs a GGUF file with Q4_1 weights" in capsys.readouterr().err
+
+
+def test_adapters_take_what_the_engine_gives_them(tmp_path: Path, tiny_model: Path) -> None:
+    shape = open_weights(tiny_model).shape
+    folder = write_adapter(tmp_path / "x", shape, rank=5)
+    runner = build_runner(
+        load_card(tiny_model),
+        ReplicaConfig(id="r", dtype="float32", kernel="torch", kv_blocks=4),
+        {"x": adapter_card("x", folder, shape)},
+    )
+    bank = runner.adapters
+    assert bank is not None
+    landed: SimpleQueue[bool] = SimpleQueue()
+    bank.attach(lambda name, loaded: landed.put(loaded))
+    bank.load("x")
+    assert landed.get(timeout=60)
+    each = bank.weights["x"].bytes
+    assert each == 4 * held_numbers(shape, 5)
+    setup = replace(SETUP, adapters=3, adapter_rank=5, adapter_bytes=each)
+    found = capacity(size_of_weights(open_weights(tiny_model)), setup)
+    assert {share.name: share.bytes for share in found.shares}["adapters"] == 3 * each
+    bank.close()
+    runner.close()
 
 
 @pytest.mark.parametrize(("prompt", "output", "shared"), [(17, 16, 0), (40, 25, 0), (33, 32, 32)])

@@ -1,0 +1,99 @@
+"""An adapter's tensors as the forward pass wants them: one low-rank product beside each product of
+the model, fused where that is fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.model.adapter import SITES, AdapterFile, LowRank, module_sizes, site_rank
+from configs.model.shape import ModelShape
+from replica.models.kernels import Kernels, Linear
+
+
+class Delta:
+    """scale * x @ down.T @ up.T for x [rows, in] in the model's dtype."""
+
+    __slots__ = ("_down", "_up")
+
+    def __init__(self, down: Linear, up: Linear) -> None:
+        self._down = down
+        self._up = up
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """float32 [rows, out]."""
+        return self._up.floats(self._down(x))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDeltas:
+    """What an adapter adds in one layer, named as in LayerWeights and in the order of SITES;
+    `gated` to the two halves."""
+
+    qkv: Delta | None
+    output: Delta | None
+    gated: Delta | None
+    down: Delta | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """An adapter in memory. `bytes`: what its tensors take."""
+
+    name: str
+    layers: tuple[LayerDeltas, ...]
+    bytes: int
+
+
+class DeltaBuilder:
+    """Puts adapters of a model's shape together for its kernels, dtype and device."""
+
+    def __init__(
+        self, shape: ModelShape, kernels: Kernels, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._shape = shape
+        self._sizes = module_sizes(shape)
+        self._kernels = kernels
+        self._dtype = dtype
+        self._device = device
+
+    def build(self, name: str, file: AdapterFile) -> AdapterWeights:
+        """Raises what torch raises where there is no memory for it."""
+        taken: list[int] = []
+        layers = tuple(self._layer(file, index, taken) for index in range(self._shape.layers))
+        return AdapterWeights(name, layers, sum(taken))
+
+    def _layer(self, file: AdapterFile, index: int, taken: list[int]) -> LayerDeltas:
+        deltas = []
+        for site in SITES:
+            pairs = [file.pair(index, module) for module in site]
+            deltas.append(self._delta(pairs, [self._sizes[module] for module in site], taken))
+        return LayerDeltas(*deltas)
+
+    def _delta(
+        self, pairs: Sequence[LowRank | None], sizes: Sequence[tuple[int, int]], taken: list[int]
+    ) -> Delta | None:
+        """Modules with the same input side by side: their ranks too, so that `up` is zero where
+        one module's rank meets another one's outputs."""
+        ranks = [0 if pair is None else len(pair.down) for pair in pairs]
+        if not any(ranks):
+            return None
+        rank = site_rank(ranks)
+        down = np.zeros((rank, sizes[0][0]), np.float32)
+        up = np.zeros((sum(outputs for _, outputs in sizes), rank), np.float32)
+        row = column = 0
+        for pair, own_rank, (_, outputs) in zip(pairs, ranks, sizes, strict=True):
+            if pair is not None:
+                down[row : row + own_rank] = pair.down
+                up[column : column + outputs, row : row + own_rank] = pair.up * pair.scale
+            row, column = row + own_rank, column + outputs
+        taken.append((down.size + up.size) * self._dtype.itemsize)
+        return Delta(self._linear(down), self._linear(up))
+
+    def _linear(self, weight: np.ndarray) -> Linear:
+        return self._kernels.linear(torch.from_numpy(weight).to(self._device, self._dtype))

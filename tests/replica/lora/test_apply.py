@@ -1,0 +1,158 @@
+"""Batches of mixed rows against a dense float64 pass over weights with the adapter merged in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from configs.model.adapter import MODULES, AdapterFile, held_numbers
+from configs.model.shape import ModelShape
+from replica.attention.base import HeadShape
+from replica.attention.torch_paged import TorchPagedAttention
+from replica.lora.weights import AdapterWeights, DeltaBuilder
+from replica.models.kernels import Kernels
+from replica.models.llama import Llama
+from replica.models.load import load_llama
+from replica.models.rope import RopeTable
+from replica.runner.batch import PlanError, build_batch, row_order
+from replica.runner.pool import KVPool
+from replica.sched.plan import ChildId, PlanRow
+from tests.fakes.adapters import MergedWeights, write_adapter
+from tests.replica.models.test_kernels import make as kernels_of
+from tests.replica.models.test_llama import CPU, VARIANTS
+from tests.replica.models.weights import RandomWeights, dense_logits, small_shape
+
+KERNELS = ("torch", "native")
+ADAPTERS: dict[str, dict[str, object]] = {
+    "all": {"rank": 5, "seed": 1},
+    "attention": {"rank": 40, "seed": 2, "modules": MODULES[:4], "use_rslora": True},
+    "v and up": {"rank": 1, "seed": 3, "modules": ("self_attn.v_proj", "mlp.up_proj")},
+}
+BLOCK = 4
+
+
+class Bench:
+    """One model with all ADAPTERS in memory, and what each of them has to give."""
+
+    def __init__(self, folder: Path, shape: ModelShape, kernels: Kernels) -> None:
+        self.shape = shape
+        source = RandomWeights(shape)
+        self.sources: dict[str, RandomWeights | MergedWeights] = {"": source}
+        self.adapters: dict[str, AdapterWeights] = {}
+        builder = DeltaBuilder(shape, kernels, torch.float32, CPU)
+        for name, settings in ADAPTERS.items():
+            file = AdapterFile(write_adapter(folder / name, shape, size=0.5, **settings), shape)
+            self.sources[name] = MergedWeights(source, file)
+            self.adapters[name] = builder.build(name, file)
+        self.model = Llama(
+            load_llama(source, kernels, torch.float32, CPU),
+            RopeTable.build(shape.context_tokens, shape.head_dim, shape.rope_theta, CPU),
+            TorchPagedAttention(HeadShape(shape.heads, shape.kv_heads, shape.head_dim)),
+            kernels,
+        )
+        self.pool = KVPool(
+            layers=shape.layers,
+            blocks=64,
+            block_tokens=BLOCK,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            dtype=torch.float32,
+            device=CPU,
+        )
+
+    def forward(self, rows: list[PlanRow], every: bool = False) -> list[Tensor]:
+        """Logits of the rows as given: of each one's last token, or of `every` token."""
+        order = row_order(rows)
+        batch = build_batch(
+            [rows[at] for at in order],
+            blocks=self.pool.blocks,
+            block_tokens=BLOCK,
+            context_tokens=self.shape.context_tokens,
+            vocab=self.shape.vocab,
+            device=CPU,
+            adapters=self.adapters,
+        )
+        with torch.inference_mode():
+            logits = self.model.logits(self.model.forward(batch, self.pool.layers, every))
+        sizes = np.diff(batch.host_starts.tolist()).tolist() if every else [1] * len(rows)
+        found = logits.split(sizes)
+        return [found[order.index(at)] for at in range(len(rows))]
+
+    def wanted(self, name: str, tokens: list[int]) -> Tensor:
+        return dense_logits(self.sources[name], tokens)
+
+
+def tokens_of(child: int, count: int) -> list[int]:
+    return [(7 * place + 13 * child) % 90 for place in range(count)]
+
+
+def row(child: int, name: str, start: int, end: int) -> PlanRow:
+    blocks = tuple(range(8 * child, 8 * child + 8))
+    return PlanRow(
+        ChildId(child), 0, start, tuple(tokens_of(child, end)[start:]), blocks, None, adapter=name
+    )
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found.double(), wanted, atol=3e-4, rtol=3e-4)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_mixed_rows_equal_merged_weights(tmp_path: Path, variant: str, kernels: str) -> None:
+    bench = Bench(tmp_path, VARIANTS[variant], kernels_of(kernels))
+    names = ["all", "", "attention", "all", "", "v and up"]
+    # Prompts of different lengths in pieces, some rows of one token: all orders of spans.
+    ends = [[9, 10, 20], [1, 2, 3], [20, 21, 22], [2, 3, 4], [12, 20, 21], [7, 8, 9]]
+    done = [0] * len(names)
+    for step in range(3):
+        rows = [row(at, name, done[at], ends[at][step]) for at, name in enumerate(names)]
+        found = bench.forward(rows, every=step == 1)
+        for at, name in enumerate(names):
+            end = ends[at][step]
+            wanted = bench.wanted(name, tokens_of(at, end))
+            close(found[at], wanted[done[at] :] if step == 1 else wanted[-1:])
+            done[at] = end
+    changed = bench.wanted("all", tokens_of(0, 9)) - bench.wanted("", tokens_of(0, 9))
+    assert changed.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_sizes_that_fill_no_panel(tmp_path: Path, kernels: str) -> None:
+    shape = small_shape(intermediate=90, hidden=66)
+    bench = Bench(tmp_path, shape, kernels_of(kernels))
+    rows = [row(0, "all", 0, 9), row(1, "", 0, 4), row(2, "v and up", 0, 1)]
+    found = bench.forward(rows)
+    for at, name in enumerate(("all", "", "v and up")):
+        close(found[at], bench.wanted(name, tokens_of(at, (9, 4, 1)[at]))[-1:])
+
+
+def test_rows_without_an_adapter_are_those_of_a_batch_without_any(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, small_shape(), kernels_of("native"))
+    (alone,) = bench.forward([row(0, "", 0, 9)])
+    beside = bench.forward([row(1, "all", 0, 9), row(0, "", 0, 9), row(2, "attention", 0, 3)])
+    assert torch.equal(beside[1], alone)
+
+
+def test_an_adapter_that_is_not_in_memory_is_a_broken_plan(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, small_shape(), kernels_of("torch"))
+    with pytest.raises(PlanError, match="'other' is not in memory"):
+        bench.forward([row(0, "other", 0, 3)])
+
+
+def test_bfloat16_follows_float32(tmp_path: Path) -> None:
+    shape = small_shape()
+    bench = Bench(tmp_path, shape, kernels_of("native"))
+    file = AdapterFile(tmp_path / "all", shape)
+    exact = bench.adapters["all"].layers[0]
+    rough = DeltaBuilder(shape, kernels_of("native"), torch.bfloat16, CPU).build("all", file)
+    x = torch.randn(5, shape.hidden, generator=torch.Generator().manual_seed(1))
+    for site in ("qkv", "gated"):
+        wanted, found = getattr(exact, site)(x), getattr(rough.layers[0], site)(x.bfloat16())
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, wanted, atol=0.1, rtol=0.05)
+    assert rough.bytes * 2 == bench.adapters["all"].bytes == 4 * held_numbers(shape, file.rank)
