@@ -23,7 +23,7 @@ _HEAD = re.compile(
     rb"POST (/v1/(?:chat/)?completions) HTTP/1\.1\r\n"
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n){2,64})\r\n"
 )
-_FIELDS = re.compile(r"([^:\r]+):[ \t]*([^\r]*?)[ \t]*\r\n")
+_FIELDS = re.compile(r"([^:\r]+):[ \t]*([^\r]*[^\r \t]|)[ \t]*\r\n")
 _NAMES = re.compile(r"([^:\r]+):[^\r]*\r\n")
 _FOR_THE_LIBRARY = frozenset(("transfer-encoding", "expect", "content-encoding", "upgrade"))
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
