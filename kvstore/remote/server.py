@@ -22,6 +22,7 @@ from kvstore.remote.resp import RespConnection
 
 HOST = "127.0.0.1"
 POLL_S = 0.01
+CONFIG = "valkey.conf"
 
 
 class EmbeddedValkey:
@@ -38,7 +39,7 @@ class EmbeddedValkey:
     @property
     def url(self) -> str:
         """With the password: for children's environment, never for a log."""
-        return f"valkey://:{self._password}@{HOST}:{self.port}"
+        return _url(self._password, self.port)
 
     @property
     def pid(self) -> int | None:
@@ -95,7 +96,7 @@ class EmbeddedValkey:
 
     def _write_config(self) -> Path:
         self._dir.mkdir(parents=True, exist_ok=True)
-        path = self._dir / "valkey.conf"
+        path = self._dir / CONFIG
         path.unlink(missing_ok=True)
         lines = {
             "bind": HOST,
@@ -113,6 +114,20 @@ class EmbeddedValkey:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.writelines(f"{name} {value}\n" for name, value in lines.items())
         return path
+
+
+def written_url(state_dir: Path) -> str:
+    """Of the server that was last started with this folder, for its owner alone; empty for none."""
+    try:
+        lines = (state_dir / CONFIG).read_text().splitlines()
+    except OSError:
+        return ""
+    said = dict(line.split(" ", 1) for line in lines)
+    return _url(said["requirepass"], int(said["port"]))
+
+
+def _url(password: str, port: int) -> str:
+    return f"valkey://:{password}@{HOST}:{port}"
 
 
 def find_server() -> str:

@@ -26,6 +26,7 @@ from router.tenancy.tenants import ANONYMOUS, scope_salt
 from tools.errors import CommandError
 from tools.flags import positive
 from tools.kv.blocks import described, verified
+from tools.kv.remote import purged, url_of
 from tools.kv.show import print_blocks, print_report
 from tools.local import admin_of
 from tools.up.state import cluster_of, default_folder
@@ -120,16 +121,25 @@ def _flush(flags: argparse.Namespace, control: SocketControl) -> int:
     scopes = {} if flags.tenant is None else _scopes(flags)
     owner = None if flags.tenant is None else _owner(flags, scopes)
     removed = control.purge(owner, _soon())
+    remote = None if owner is None else _flushed_remote(flags, owner)
     if flags.json:
-        _print_json({"removed": removed})
+        _print_json({"removed": removed} | ({} if remote is None else {"removed_remote": remote}))
     else:
-        print(f"{removed} blocks removed, {_whose(flags.tenant, scopes)}")
-    if removed or flags.tenant is None or flags.tenant in scopes:
+        there = "" if remote is None else f" and {remote} in the store for all hosts"
+        print(f"{removed} blocks removed{there}, {_whose(flags.tenant, scopes)}")
+    if removed or remote or flags.tenant is None or flags.tenant in scopes:
         return 0
     raise CommandError(
         f"no block of a private tenant '{flags.tenant}', and neither the cluster file nor a running"
         " gateway has such a tenant"
     )
+
+
+def _flushed_remote(flags: argparse.Namespace, owner: bytes) -> int | None:
+    """How many of the owner's blocks were removed there; None without such a store."""
+    cluster = _cluster(flags)
+    url = url_of(cluster.kv, flags.state or default_folder("local"))
+    return purged(url, parse_secret(cluster.secret), owner) if url else None
 
 
 def _whose(tenant: str | None, scopes: Mapping[str, str]) -> str:
@@ -169,5 +179,5 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace, SocketControl], int], s
     "stats": (_stats, "memory, blocks, users, and what each tenant takes"),
     "inspect": (_inspect, "list blocks by their headers"),
     "verify": (_verify, "check every block; wrong ones are removed"),
-    "flush": (_flush, "remove all blocks, or one tenant's"),
+    "flush": (_flush, "remove all blocks, or one tenant's, the latter also in kv.remote"),
 }

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from configs.load import load_cluster, to_toml
 from configs.schema import ClusterConfig, KvConfig, ModelConfig, RouterConfig, TenantConfig
 from kvstore.identity import BlockIdentity
 from kvstore.kvd.client import Kvd, open_tier
+from kvstore.remote.build import build_tier
+from kvstore.remote.server import EmbeddedValkey
 from router.tenancy.tenants import scope_salt
 from tests.kvstore.batches import put, writes_of
 from tests.kvstore.blocks import CLUSTER_KEY, LAYOUT, run_of
@@ -110,6 +113,26 @@ def test_flush_takes_one_tenants_blocks(
     assert kv(state, capsys, "flush") == (0, {"removed": 1})
     assert main(["kv", "flush", "--tenant", "theirs", "--state", str(state)]) == 0
     assert "0 blocks removed, of tenant 'theirs' and its group:g" in capsys.readouterr().out
+
+
+def test_flush_takes_a_tenants_blocks_out_of_the_store_for_all_hosts(
+    state: Path, blocks: list[BlockIdentity], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = EmbeddedValkey(state / "valkey", 64 << 20)
+    server.start()
+    try:
+        with closing(build_tier(server.url, secret=CLUSTER_KEY)) as store:
+            put(store, writes_of(blocks))
+            told = {"removed": 3, "removed_remote": 3}
+            assert kv(state, capsys, "flush", "--tenant", "theirs") == (0, told)
+            there = [store.exists_prefix([of.key], time.monotonic() + 10) for of in blocks]
+            assert there == [1, 1, 0, 0, 0, 1]
+        server.stop()
+        assert main(["kv", "flush", "--tenant", "mine", "--state", str(state)]) == 1
+        assert "does not answer" in capsys.readouterr().err
+    finally:
+        server.stop()
+        (state / "valkey" / "valkey.conf").unlink()
 
 
 class Gateway(BaseHTTPRequestHandler):
