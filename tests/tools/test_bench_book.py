@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tools.bench.book import files
 from tools.bench.book.command import main
 from tools.bench.book.goals import goals
 from tools.bench.book.scenarios import ALL, Scenario
 from tools.bench.book.text import book, wins
+from tools.bench.live.report import ROWS
 from tools.errors import CommandError
 from tools.sim.generate import KINDS, generate
 from tools.sim.settings import Settings
@@ -19,7 +24,7 @@ from tools.sim.table import COLUMNS, title
 SCENARIO = Scenario("x", "A scenario", "groups:groups=4,system=600,rates=4,stage_s=3,output=20")
 
 
-def result(**policies: dict[str, float]) -> dict[str, object]:
+def result(**policies: dict[str, float]) -> dict[str, Any]:
     simulated = simulate(
         generate(SCENARIO.trace), Settings(policy="warmroute", replicas=2), [], 2.0
     )
@@ -110,3 +115,72 @@ def test_goals_are_held_against_the_best_peer_and_the_bound() -> None:
     assert capacity.met
     assert "| 1.300 | yes |" in f"| {' | '.join(capacity.row())} |"
     assert goals([(SCENARIO, of)]) == []
+
+
+def test_figures_are_means_over_seeds_and_say_which_code_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files.OUT.mkdir()
+    older = result(warmroute={"ttft_mean_s": 1.0}, random={"ttft_mean_s": 4.0})
+    (files.OUT / "x.json").write_text(json.dumps(older))
+    read = files.read(SCENARIO)
+    assert read is not None
+    assert read["code"] == {"warmroute": "earlier", "random": "earlier"}
+    plain = dict.fromkeys(COLUMNS, 1.0)
+    made = [
+        files.Simulated(
+            "warmroute", seed, {**older["settings"], "seed": seed}, plain | {"ttft_mean_s": s}, 3.0
+        )
+        for seed, s in ((1, 2.0), (2, 3.0))
+    ]
+    files.write(SCENARIO, made)
+    read = files.read(SCENARIO)
+    assert read is not None
+    assert read["policies"]["warmroute"]["ttft_mean_s"] == 2.5
+    assert read["policies"]["random"]["ttft_mean_s"] == 4.0
+    text = book([(SCENARIO, read)], [], "v.")
+    assert "Means over seeds (warmroute 2); ours: mean TTFT 2 to 3" in text
+    assert "earlier (random)" in text
+
+
+def test_other_settings_start_a_file_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files.OUT.mkdir()
+    older = result(random={})
+    (files.OUT / "x.json").write_text(json.dumps(older))
+    settings = {**older["settings"], "load": 2.0}
+    files.write(SCENARIO, [files.Simulated("warmroute", 1, settings, {"ttft_mean_s": 1.0}, 3.0)])
+    read = files.read(SCENARIO)
+    assert read is not None
+    assert list(read["policies"]) == ["warmroute"]
+
+
+def _target(ttft: float, over: tuple[float, float, float] | None) -> dict[str, Any]:
+    figure = {"value": ttft, "low": ttft - 1, "high": ttft + 1}
+    ratio = dict(zip(("value", "low", "high"), over, strict=True)) if over else None
+    return {
+        **{key: figure for _, key, _ in ROWS},
+        "slo_share": figure,
+        "over_first": {"ttft_mean_ms": ratio} if ratio else {},
+        "errors": {},
+    }
+
+
+def test_a_live_peer_that_wins_beyond_doubt_is_told_first() -> None:
+    settings = dict.fromkeys(("rounds", "requests", "seed", "trace", "machine", "slo"), 1)
+    settings |= dict.fromkeys(("requests_per_s", "utilisation", "machine_cpu_share"), 0.5)
+    about = "peer 1.0: --port 45123 --worker-urls http://127.0.0.1:1234 --folder /tmp/x"
+    targets = {
+        "warmroute": _target(9.0, None),
+        "peer": _target(7.0, (0.8, 0.7, 0.9)),
+        "other": _target(8.0, (0.9, 0.8, 1.1)),
+    }
+    live = {"settings": settings | {"targets": {"peer": about}}, "targets": targets}
+    text = book([], [], "v.", live)
+    told = text.split("\n\n")[1]
+    assert "lower with peer (0.80 [0.70, 0.90] of ours)." in told
+    assert "other" not in told
+    assert "| peer | 7 [6, 8] |" in text
+    assert "/tmp" not in text
+    assert "45123" not in text

@@ -178,6 +178,11 @@ PEERS = {
 }
 
 
+def home_of(name: str, folders: Sequence[Path]) -> Path | None:
+    """The folder that has it; None where it may be installed without one."""
+    return next((folder for folder in folders if PEERS[name].lies_in(folder)), None)
+
+
 def missing(names: Sequence[str], folder: Path | None) -> list[str]:
     """Those that are installed nowhere."""
     return [name for name in names if PEERS[name].command(folder) is None]

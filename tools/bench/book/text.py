@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.bench.book.goals import goals
+from tools.bench.book.live import section, verdict
 from tools.bench.book.scenarios import Scenario
 from tools.sim.settings import CLAIRVOYANT
 from tools.sim.simulate import OURS
@@ -77,14 +78,20 @@ def wins(result: Result) -> list[Win]:
     return found
 
 
-def book(results: Sequence[tuple[Scenario, Result]], lacking: Sequence[str], versions: str) -> str:
+def book(
+    results: Sequence[tuple[Scenario, Result]],
+    lacking: Sequence[str],
+    versions: str,
+    live: dict[str, Any] | None = None,
+) -> str:
     """All of it; `lacking` are the titles of what was not simulated."""
     parts = [
-        "# Policies side by side, simulated",
-        _verdict(results),
+        "# Policies side by side",
+        " ".join(filter(None, (_verdict(results), live and verdict(live)))),
         ABOUT.format(versions=versions),
         *([f"Not simulated yet: {'; '.join(lacking)}."] if lacking else []),
         *_goals(results),
+        *(section(live) if live else []),
         *(_section(scenario, result) for scenario, result in results),
     ]
     return "\n\n".join(parts) + "\n"
@@ -135,7 +142,7 @@ def _section(scenario: Scenario, result: Result) -> str:
     head = ["policy", *(heading for heading, _ in shown.values())]
     rows = [head, ["---", *["---:"] * len(shown)]]
     rows += [cells(name, figures, shown) for name, figures in policies.items()]
-    notes = " ".join(filter(None, (scenario.note, _cpu(result))))
+    notes = " ".join(filter(None, (scenario.note, _cpu(result), _seeds(result), _code(result))))
     parts = (f"## {scenario.title}", _setting(of), notes, _lines(rows))
     return "\n\n".join(filter(None, parts))
 
@@ -148,8 +155,34 @@ def _setting(of: dict[str, Any]) -> str:
         f"{tier['gbytes_per_s']:g} GB/s"
         for tier in of.get("tiers", ())
     ]
-    words.append(f"seed {of['seed']}")
     return f"`{'; '.join(words)}`"
+
+
+def _seeds(result: Result) -> str:
+    """What the figures are means of, and how far our seeds lie apart."""
+    runs = result.get("runs", {})
+    many = {name: of for name, of in runs.items() if len(of) > 1}
+    if not many:
+        return ""
+    counts = ", ".join(f"{name} {len(of)}" for name, of in many.items())
+    apart = []
+    for key, figure in (LOWER | HIGHER).items():
+        found = [figures[key] for figures in many.get(OURS, {}).values() if key in figures]
+        if found:
+            apart.append(f"{figure} {min(found):.3g} to {max(found):.3g}")
+    ours = f"; ours: {', '.join(apart)}" if apart else ""
+    return f"Means over seeds ({counts}){ours}."
+
+
+def _code(result: Result) -> str:
+    """Which code made which rows."""
+    made: dict[str, list[str]] = {}
+    for name, code in result.get("code", {}).items():
+        made.setdefault(code, []).append(name)
+    if len(made) == 1:
+        return f"Code: {next(iter(made))}."
+    parts = [f"{code} ({', '.join(names)})" for code, names in made.items()]
+    return f"Code: {'; '.join(parts)}." if parts else ""
 
 
 def _cpu(result: Result) -> str:

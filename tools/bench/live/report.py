@@ -31,9 +31,9 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
     for name in targets:
         table.add_column(name, justify="right")
     for title, key, form in (*ROWS, (f"goodput ({of['slo']})", "slo_share", ".3f")):
-        table.add_row(title, *(_cell(found.get(key), form) for found in targets.values()))
+        table.add_row(title, *(cell(found.get(key), form) for found in targets.values()))
     over = [found.get("over_first", {}).get("ttft_mean_ms") for found in targets.values()]
-    table.add_row("TTFT mean over the first", *(_cell(ratio, ".2f") for ratio in over))
+    table.add_row("TTFT mean over the first", *(cell(ratio, ".2f") for ratio in over))
     table.add_row("errors", *(str(sum(f["errors"].values())) for f in targets.values()))
     console.print(table)
     _print_remarks(result, console)
@@ -54,7 +54,8 @@ def _print_remarks(result: Mapping[str, Any], console: Console) -> None:
             console.print(f"{name}: the client itself was late (p99 {late_ms:.0f} ms)")
 
 
-def _cell(figure: Mapping[str, float | None] | None, form: str) -> str:
+def cell(figure: Mapping[str, float | None] | None, form: str) -> str:
+    """A value and its interval, as far as there are some."""
     if figure is None or figure["value"] is None:
         return "-"
     if figure["low"] is None or figure["high"] is None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tools.bench.child import Child, until
 from tools.bench.live.target import Target
-from tools.bench.peers import HOST, PEERS, Before, environ, free_port
+from tools.bench.peers import HOST, PEERS, Before, environ, free_port, home_of
 from tools.errors import CommandError
 from tools.up.cluster import LocalCluster, Say, UpOptions
 
@@ -45,15 +45,11 @@ class Wanted:
     folder: Path
     roles: tuple[int, int] | None = None
 
-    def home(self, peer: str) -> Path | None:
-        """The folder that has it; None where it may be installed without one."""
-        return next((folder for folder in self.homes if PEERS[peer].lies_in(folder)), None)
-
 
 @asynccontextmanager
 async def started(wanted: Wanted, say: Say) -> AsyncIterator[list[Target]]:
     """Ours first, the peers as they were named. Raises CommandError."""
-    absent = [name for name in wanted.peers if not PEERS[name].command(wanted.home(name))]
+    absent = [name for name in wanted.peers if not PEERS[name].command(home_of(name, wanted.homes))]
     if absent:
         package = PEERS[absent[0]].package
         raise CommandError(
@@ -126,7 +122,7 @@ def _named(name: str, say: Say) -> Say:
 async def _peer(
     stack: AsyncExitStack, name: str, wanted: Wanted, before: Before, say: Say
 ) -> Target:
-    peer, port, home = PEERS[name], free_port(), wanted.home(name)
+    peer, port, home = PEERS[name], free_port(), home_of(name, wanted.homes)
     flags = peer.flags(port, before)
     log = wanted.folder / f"{name}.log"
     command = [*(peer.command(home) or []), *flags]

@@ -1,0 +1,89 @@
+"""The live part of the book: gateways on this machine in turn, before replicas that compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.bench.book.files import OUT
+from tools.bench.live.command import main as bench_live
+from tools.bench.live.report import ROWS, cell
+from tools.bench.live.start import ENGINES, OURS
+from tools.bench.peers import PEERS, home_of
+
+LIVE = "live"
+FLAGS = (
+    "groups:groups=8,prompts=4,system=640,question=64,output=16,rates=2,stage_s=20",
+    *("--replicas", "2", "--rounds", "2", "--load", "0.6", "--warm-up", "2"),
+    *("--kv-blocks", "512", "--slo-ttft-ms", "2000"),
+)
+TTFT = "ttft_mean_ms"
+
+Found = dict[str, Any]
+
+
+def run_live(folders: Sequence[Path]) -> None:
+    """All gateways that are installed here or in one of the folders. Raises CommandError."""
+    installed = [name for name in PEERS if PEERS[name].command(home_of(name, folders))]
+    flags = [flag for name in installed if name not in ENGINES for flag in ("--peer", name)]
+    flags += [flag for folder in folders for flag in ("--peers", str(folder))]
+    bench_live([*FLAGS, *flags, "--json", str(OUT / f"{LIVE}.json")])
+
+
+def read_live() -> Found | None:
+    """None where nobody was asked."""
+    path = OUT / f"{LIVE}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def verdict(found: Found) -> str:
+    """Which peers were faster than ours beyond doubt, in one sentence."""
+    ahead = []
+    for name, of in found["targets"].items():
+        ratio = of["over_first"].get(TTFT) if name != OURS else None
+        if ratio and ratio["high"] is not None and ratio["high"] < 1:
+            value, low, high = (format(ratio[key], ".2f") for key in ("value", "low", "high"))
+            ahead.append(f"{name} ({value} [{low}, {high}] of ours)")
+    if not ahead:
+        return "Live, no peer's mean TTFT is below ours beyond its 95 % interval."
+    return f"Live, mean TTFT is lower with {', '.join(ahead)}."
+
+
+def section(found: Found) -> list[str]:
+    """Values with their intervals, and what was run."""
+    of, targets = found["settings"], found["targets"]
+    head = ["target", *(heading for heading, _, _ in ROWS), f"goodput ({of['slo']})"]
+    head += ["TTFT over ours", "errors"]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
+    rows += [[name, *_cells(target)] for name, target in targets.items()]
+    return [
+        "## Live: gateways in turn before two replicas that compute",
+        f"`{of['trace']}: {of['requests']} requests x {of['rounds']} rounds each; "
+        f"{of['requests_per_s']:.2f} requests/s, {of['utilisation']:.2f} of what the replicas "
+        f"could answer one by one without any cache; {of['machine']}; seed {of['seed']}`",
+        "Each target in turn, round by round, the same requests at the same times; in brackets "
+        "95 % intervals. Peers stand before single-replica gateways of ours: one hop more. "
+        "Replicas and gateways share the machine, which was busy with other work to "
+        f"{of['machine_cpu_share']:.0%} in all.",
+        "\n".join(f"| {' | '.join(row)} |" for row in rows),
+        "\n".join(f"- {name}: `{about}`" for name, about in _about(of).items()),
+    ]
+
+
+def _cells(target: Mapping[str, Any]) -> list[str]:
+    figures = [cell(target.get(key), form) for _, key, form in (*ROWS, ("", "slo_share", ".3f"))]
+    ratio = cell(target["over_first"].get(TTFT), ".2f")
+    return [*figures, ratio, str(sum(target["errors"].values()))]
+
+
+def _about(of: Mapping[str, Any]) -> dict[str, str]:
+    """Without paths and ports, which are of one run."""
+    return {name: " ".join(map(_plain, said.split())) for name, said in of["targets"].items()}
+
+
+def _plain(word: str) -> str:
+    if "://" in word or word.startswith("/") or (word.isdecimal() and len(word) > 3):
+        return "..."
+    return word
