@@ -42,7 +42,7 @@ slow: setup
 lint: setup
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
-# Flags for the book of simulations, e.g. make bench BENCH_ARGS="siblings slow"
+# Flags for the book of benchmarks, e.g. make bench BENCH_ARGS="siblings slow live --peers FOLDER"
 BENCH_ARGS ?=
 
 bench: setup
