@@ -109,9 +109,11 @@ def test_goals_are_held_against_the_best_peer_and_the_bound() -> None:
         ("random", False),
         ("clairvoyant", True),
     ]
-    sought = dataclasses.replace(trace, capacity_slo_s=2.0)
+    sought = dataclasses.replace(trace, capacity_slo_s=2.0, bound="bound")
     of = {"policies": {"warmroute": {"capacity_load": 1.3}, "random": {"capacity_load": 1.0}}}
-    (capacity,) = goals([(sought, of)])
+    most = {"policies": {"warmroute": {"capacity_load": 1.5}}}
+    (capacity,) = goals([(sought, of), (dataclasses.replace(SCENARIO, name="bound"), most)])
+    assert "1.500 where nothing is ever evicted" in capacity.words
     assert capacity.met
     assert "| 1.300 | yes |" in f"| {' | '.join(capacity.row())} |"
     assert goals([(SCENARIO, of)]) == []

@@ -38,10 +38,17 @@ class Goal:
 
 def goals(results: Sequence[tuple[Scenario, dict[str, Any]]]) -> list[Goal]:
     """Those that there are figures for."""
-    return [goal for scenario, result in results for goal in _of(scenario, result["policies"])]
+    found = {scenario.name: result["policies"] for scenario, result in results}
+    return [
+        goal
+        for scenario, result in results
+        for goal in _of(scenario, result["policies"], found.get(scenario.bound))
+    ]
 
 
-def _of(scenario: Scenario, policies: dict[str, Any]) -> Iterator[Goal]:
+def _of(
+    scenario: Scenario, policies: dict[str, Any], bound: dict[str, Any] | None
+) -> Iterator[Goal]:
     peers = {name: f for name, f in policies.items() if name not in (OURS, CLAIRVOYANT)}
     if scenario.name.startswith("ladder-published"):
         yield _published(scenario, policies[OURS])
@@ -50,7 +57,7 @@ def _of(scenario: Scenario, policies: dict[str, Any]) -> Iterator[Goal]:
     if scenario.capacity_slo_s is None:
         yield from _at_load(scenario, policies, peers)
     else:
-        yield _capacity(scenario, policies[OURS], peers)
+        yield _capacity(scenario, policies[OURS], peers, bound)
 
 
 def _published(scenario: Scenario, ours: dict[str, Any]) -> Goal:
@@ -75,8 +82,12 @@ def _at_load(scenario: Scenario, policies: dict[str, Any], peers: dict[str, Any]
         yield Goal(where, words, mean_s, theirs, CLAIRVOYANT, mean_s <= BOUND_SHARE * theirs)
 
 
-def _capacity(scenario: Scenario, ours: dict[str, Any], peers: dict[str, Any]) -> Goal:
+def _capacity(
+    scenario: Scenario, ours: dict[str, Any], peers: dict[str, Any], bound: dict[str, Any] | None
+) -> Goal:
     best = max(peers, key=lambda name: peers[name]["capacity_load"])
     theirs, load = peers[best]["capacity_load"], ours["capacity_load"]
     words = f"capacity at least {CAPACITY_SHARE:g} of the best (on one trace; on none below it)"
+    if bound is not None:
+        words += f"; {bound[OURS]['capacity_load']:.3f} where nothing is ever evicted"
     return Goal(scenario.title, words, load, theirs, best, load >= CAPACITY_SHARE * theirs)

@@ -41,7 +41,8 @@ class Scenario:
     """`trace` is a file of the data folder or a generated one; `changes` are of the simulation's
     settings; `note` says what the table alone would not. With `capacity_slo_s` all that is sought
     is the highest load at which the p90 TTFT stays below it. `mooncake`: the goals are about it.
-    Figures are means over the seeds, as ties are broken at random."""
+    Figures are means over the seeds, as ties are broken at random. `bound`: the scenario that says
+    how much of the goal any router could reach."""
 
     name: str
     title: str
@@ -53,6 +54,7 @@ class Scenario:
     mooncake: bool = False
     policies: tuple[str, ...] = EVERY
     seeds: tuple[int, ...] = (1,)
+    bound: str = ""
 
 
 def _mooncake(name: str, trace: str, load: float, seeds: tuple[int, ...] = (1,)) -> Scenario:
@@ -76,6 +78,7 @@ def _mooncake_capacity(name: str, trace: str, guess: float) -> Scenario:
         capacity_slo_s=2.0,
         mooncake=True,
         policies=RIVALS,
+        bound=f"{name}-unbounded",
     )
 
 
