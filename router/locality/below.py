@@ -35,6 +35,16 @@ class BelowIndex:
         """Memory of all planes."""
         return sum(tier.nbytes for tier in self.tiers)
 
+    @property
+    def max_bytes(self) -> int:
+        """At most so much."""
+        return sum(tier.max_bytes for tier in self.tiers)
+
+    @property
+    def unplaced_total(self) -> int:
+        """Columns that found no room."""
+        return sum(tier.unplaced_total for tier in self.tiers)
+
     def reset(
         self, replica: str, pool: str, shape: DigestShape, columns: Sequence[np.ndarray]
     ) -> None:

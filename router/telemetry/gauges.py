@@ -21,6 +21,9 @@ def register_index(
     """What locality is known from: memory and its bounds, false hits, what found no room."""
     metrics.gauge("index_bytes", "Memory of the digest index", lambda: fleet.index.nbytes)
     metrics.gauge("index_limit_bytes", "At most", lambda: fleet.index.max_bytes)
+    below = fleet.below
+    metrics.gauge("lower_index_bytes", "The same of tiers below devices", lambda: below.nbytes)
+    metrics.gauge("lower_index_limit_bytes", "At most", lambda: below.max_bytes)
     metrics.gauge("promised_bytes", "Keys of what is on its way", lambda: optimistic.nbytes)
     metrics.gauge("promised_limit_bytes", "At most", lambda: optimistic.max_bytes)
 
@@ -33,8 +36,12 @@ def register_index(
         ("replica",),
         false_hits,
     )
+
+    def unplaced() -> int:
+        return fleet.index.unplaced_total + below.unplaced_total
+
     for name, text, total in (
-        ("digests_unplaced", "Digests without room", lambda: fleet.index.unplaced_total),
+        ("digests_unplaced", "Digests without room", unplaced),
         ("promises_dropped", "Promises without room", lambda: optimistic.dropped_total),
         ("reservations_expired", "Written off before their end", lambda: ledger.expired_total),
     ):

@@ -8,6 +8,7 @@ tokenise               characters that wait for a thread or are in one
 tokens                 tokens of prompts and expected answers inside
 queue, queue_tokens    requests that wait for their turn, and their tokens
 link                   bytes on the way to one replica: of the fullest link
+kv                     KV blocks in use: of the fullest replica
 output                 bytes that wait for one client: of the slowest reader
 """
 
@@ -16,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from events.errors import QUEUE_LONGER
 from router.dispatch.link import MAX_OUTBOX_BYTES
 from router.errors import LINK_FULL
+from router.fleet.fleet import Fleet
 from router.services import Services
 from router.serving.door import Door
 from router.telemetry.metrics import Metrics, Sample
@@ -67,9 +70,19 @@ def stages(of: Services, door: Door) -> Iterator[Stage]:
         {"full": sum(link.counts["outbox_full"] for link in links)},
         of.budget.retried[LINK_FULL],
     )
+    used, total = fullest(of.fleet)
+    yield Stage("kv", used, total, oldest_s if used else 0.0, {}, of.budget.retried[QUEUE_LONGER])
     slowest = max((link.slowest_reader() for link in links), default=(0, 0.0))
     refused = {"slow_reader": of.metrics.stream_errors("slow_reader")}
     yield Stage("output", slowest[0], config.stream_buffer_bytes, slowest[1], refused)
+
+
+def fullest(fleet: Fleet) -> tuple[int, int]:
+    """(blocks in use, of how many) of the replica with the largest share of them in use."""
+    loads = [view.load for view in fleet.replicas() if view.load and view.load.total_blocks]
+    used = [(load.total_blocks - load.free_blocks - load.cached_blocks, load) for load in loads]
+    shares = [(count / load.total_blocks, count, load.total_blocks) for count, load in used]
+    return max(shares, default=(0.0, 0, 0))[1:]
 
 
 def register_stages(metrics: Metrics, services: Services, door: Door) -> None:

@@ -37,7 +37,7 @@ async def metrics(house: House, http: aiohttp.ClientSession) -> dict[str, float]
 
 
 STAGES = (
-    "connections requests body tokenise tokens queue queue_tokens link output".split()
+    "connections requests body tokenise tokens queue queue_tokens link kv output".split()
 )  # in the order of a request's way
 
 
