@@ -14,8 +14,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import wait_until as wait_until
-
 START_S = 120.0
 COMMAND = (sys.executable, "-m", "tools.cli", "up")
 

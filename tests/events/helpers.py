@@ -20,7 +20,6 @@ from events.load import (
     ReplicaLoad,
 )
 from replica.engine.messages import EngineLoad
-from tests.waiting import until as until
 
 CLUSTER = "local"
 SHAPE = DigestShape(bits=1024, k=4)

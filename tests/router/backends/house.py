@@ -11,10 +11,9 @@ import msgspec
 from configs.model.card import ModelCard
 from configs.schema import BackendConfig
 from tests.fakes.openai_server import ForeignServer
-from tests.router.gateway.house import CHAT, House
+from tests.router.gateway.house import House
 from tests.waiting import until
 
-STREAM = {**CHAT, "stream": True}
 PATH = "/v1/chat/completions"
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.fakes.openai_server import Asked, answer, piece, refuse, silent
 from tests.fakes.replica import die_in_stream
-from tests.router.backends.house import PATH, STREAM, ForeignHouse, read
-from tests.router.gateway.house import CHAT, events
+from tests.router.backends.house import PATH, ForeignHouse, read
+from tests.router.gateway.house import CHAT, STREAM, events
 from tests.waiting import until
 
 LONG = {**STREAM, "messages": [{"role": "user", "content": "a long prompt " * 20}]}

@@ -14,9 +14,17 @@ from configs.model.card import ModelCard
 from router.tenancy.tenants import scope_tag
 from tests.fakes.openai_server import Asked, answer, piece
 from tests.fakes.replica import stall
-from tests.router.backends.house import PATH, STREAM, ForeignHouse, read
-from tests.router.gateway.house import CHAT, COMPLETION, KEYS, SECRET, events
-from tests.router.gateway.test_faults import ENDPOINTS, distinct
+from tests.router.backends.house import PATH, ForeignHouse, read
+from tests.router.gateway.house import (
+    CHAT,
+    COMPLETION,
+    ENDPOINTS,
+    KEYS,
+    SECRET,
+    STREAM,
+    distinct,
+    events,
+)
 from tests.waiting import until
 
 LONG = {**CHAT, "messages": [{"role": "user", "content": "a long prompt " * 20}]}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import socket
 from typing import Any
 
 import aiohttp
@@ -20,6 +22,13 @@ ADMIN_KEY = "admin-key-of-the-tests"
 KEYS = {"alice": "sk-alice-0123", "bob": "sk-bob-0123"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 COMPLETION = {"model": "tiny", "prompt": "hi", "max_tokens": 8}
+STREAM = {**CHAT, "stream": True}
+ENDPOINTS = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", STREAM),
+    ("/v1/completions", COMPLETION),
+    ("/v1/completions", {**COMPLETION, "stream": True}),
+]
 
 
 def sha256(key: str) -> str:
@@ -130,3 +139,26 @@ async def chat_status(house: House, http: aiohttp.ClientSession) -> int:
     async with house.post(http, "/v1/chat/completions", CHAT) as response:
         await response.read()
         return response.status
+
+
+async def status_of(house: House, http: aiohttp.ClientSession, path: str, body: dict) -> int:
+    async with house.post(http, path, body) as response:
+        await response.read()
+        return response.status
+
+
+def distinct(path: str, body: dict, number: int) -> dict:
+    text = f"{number} is the number of this prompt"
+    if "chat" in path:
+        return {**body, "messages": [{"role": "user", "content": text}]}
+    return {**body, "prompt": text}
+
+
+def raw_request(house: House, path: str, body: dict) -> socket.socket:
+    """A request over a bare socket, so that it can be closed in any way."""
+    host, port = house.url.removeprefix("http://").split(":")
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    client = socket.create_connection((host, int(port)))
+    client.sendall(head.encode() + data)
+    return client

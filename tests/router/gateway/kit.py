@@ -1,4 +1,4 @@
-"""What the gateway's tests share: waiting with a deadline, a plain chooser, jobs."""
+"""What the gateway's tests share: a plain chooser, jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from events.request import SamplingParams
 from kvstore.identity import KeyChain
 from router.choice.route import NoReplica, Outcome, RouteQuery
 from router.dispatch.dispatch import Job
-from tests.waiting import until as until
 
 
 class PlainChooser:

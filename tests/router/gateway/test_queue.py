@@ -39,6 +39,8 @@ def chat() -> dict:
 
 _numbers = itertools.count(1_000)
 
+Stalled = tuple[Callable, asyncio.Event]
+
 ROUTES = pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -48,6 +50,20 @@ ROUTES = pytest.mark.parametrize(
         ("/v1/chat/completions", chat),
     ],
 )
+
+
+@pytest.fixture
+async def stalled(build: Callable) -> Stalled:
+    """`await make(replicas, **settings)`: replicas that take one request at a time and answer none
+    before the event."""
+    release = asyncio.Event()
+
+    async def make(replicas: int = 1, **settings: object) -> House:
+        house = await build(replicas, prefill_ahead_ms=1.0, **settings)
+        house.script(stall(release))
+        return house
+
+    return make, release
 
 
 def ask(
@@ -63,11 +79,10 @@ def ask(
 
 @ROUTES
 async def test_S6_a_burst_waits_in_the_router(
-    build: Callable, http: aiohttp.ClientSession, path: str, body: Callable
+    stalled: Stalled, http: aiohttp.ClientSession, path: str, body: Callable
 ) -> None:
-    house = await build(2, prefill_ahead_ms=1.0)
-    release = asyncio.Event()
-    house.script(stall(release))
+    make, release = stalled
+    house = await make(2)
     asked = [ask(house, http, path, body()) for _ in range(20)]
     queue = house.services.admitter.queue
     # Several prompts are chosen for a turn of the loop after their request was let go.
@@ -80,11 +95,10 @@ async def test_S6_a_burst_waits_in_the_router(
 
 @ROUTES
 async def test_O1_a_client_that_leaves_the_queue_was_never_there(
-    build: Callable, http: aiohttp.ClientSession, path: str, body: Callable
+    stalled: Stalled, http: aiohttp.ClientSession, path: str, body: Callable
 ) -> None:
-    house = await build(1, prefill_ahead_ms=1.0)
-    release = asyncio.Event()
-    house.script(stall(release))
+    make, release = stalled
+    house = await make()
     asked = [ask(house, http, path, body()) for _ in range(5)]
     queue = house.services.admitter.queue
     await until(lambda: house.services.gate.requests == 5 and queue.requests > 0)
@@ -98,11 +112,10 @@ async def test_O1_a_client_that_leaves_the_queue_was_never_there(
 
 
 async def test_O4_beyond_its_bound_the_queue_refuses_at_once(
-    build: Callable, http: aiohttp.ClientSession
+    stalled: Stalled, http: aiohttp.ClientSession
 ) -> None:
-    house = await build(1, prefill_ahead_ms=1.0, max_queued_requests=4)
-    release = asyncio.Event()
-    house.script(stall(release))
+    make, release = stalled
+    house = await make(max_queued_requests=4)
     asked = [ask(house, http, "/v1/completions", completion(), key=KEYS["alice"]) for _ in range(3)]
     await until(lambda: house.services.admitter.queue.requests == 2)
     async with house.post(http, "/v1/completions", completion(), key=KEYS["alice"]) as response:
@@ -116,10 +129,10 @@ async def test_O4_beyond_its_bound_the_queue_refuses_at_once(
 
 
 async def test_a_replica_that_dies_lets_those_who_wait_for_it_go(
-    build: Callable, http: aiohttp.ClientSession
+    stalled: Stalled, http: aiohttp.ClientSession
 ) -> None:
-    house = await build(1, prefill_ahead_ms=1.0)
-    house.script(stall(asyncio.Event()))
+    make, _ = stalled
+    house = await make()
     asked = [ask(house, http, "/v1/completions", completion()) for _ in range(5)]
     await until(lambda: house.services.admitter.queue.requests == 4)
     await house.replicas[0].die()
@@ -128,11 +141,10 @@ async def test_a_replica_that_dies_lets_those_who_wait_for_it_go(
 
 
 async def test_O5_a_stream_that_waits_for_its_turn_gets_comments_and_then_its_answer(
-    build: Callable, http: aiohttp.ClientSession
+    stalled: Stalled, http: aiohttp.ClientSession
 ) -> None:
-    house = await build(1, prefill_ahead_ms=1.0, keepalive_s=0.03)
-    release = asyncio.Event()
-    house.script(stall(release))
+    make, release = stalled
+    house = await make(keepalive_s=0.03)
     first = ask(house, http, "/v1/completions", completion())
     await until(lambda: house.replicas[0].open_calls == 1)
     async with house.post(http, "/v1/completions", stream()) as response:
@@ -148,10 +160,10 @@ async def test_O5_a_stream_that_waits_for_its_turn_gets_comments_and_then_its_an
 
 
 async def test_O5_a_refusal_behind_a_comment_is_an_error_and_no_end(
-    build: Callable, http: aiohttp.ClientSession
+    stalled: Stalled, http: aiohttp.ClientSession
 ) -> None:
-    house = await build(1, prefill_ahead_ms=1.0, keepalive_s=0.03, first_token_timeout_s=0.5)
-    house.script(stall(asyncio.Event()))
+    make, _ = stalled
+    house = await make(keepalive_s=0.03, first_token_timeout_s=0.5)
     first = ask(house, http, "/v1/completions", completion())
     await until(lambda: house.replicas[0].open_calls == 1)
     read = b""
@@ -169,11 +181,10 @@ async def test_O5_a_refusal_behind_a_comment_is_an_error_and_no_end(
 
 
 async def test_O1_a_client_that_leaves_behind_a_comment_was_never_there(
-    build: Callable, http: aiohttp.ClientSession
+    stalled: Stalled, http: aiohttp.ClientSession
 ) -> None:
-    house = await build(1, prefill_ahead_ms=1.0, keepalive_s=0.03)
-    release = asyncio.Event()
-    house.script(stall(release))
+    make, release = stalled
+    house = await make(keepalive_s=0.03)
     first = ask(house, http, "/v1/completions", completion())
     await until(lambda: house.replicas[0].open_calls == 1)
     async with house.post(http, "/v1/completions", stream()) as response:

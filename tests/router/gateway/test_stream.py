@@ -14,8 +14,7 @@ from events.output import CoreDelta, CoreFinish, StepFrame, Usage
 from events.wire import encode
 from router.openai.stream import DONE
 from tests.fakes.replica import Call
-from tests.router.gateway.house import CHAT, COMPLETION, House, events
-from tests.router.gateway.test_faults import raw_request
+from tests.router.gateway.house import CHAT, COMPLETION, House, events, raw_request
 from tests.waiting import PATIENCE_S, until
 
 STREAM = {**CHAT, "stream": True, "max_tokens": 1_000}
