@@ -12,10 +12,11 @@ from openai import OpenAI
 from configs.model.card import load_card
 from configs.model.weights import open_weights
 from tests.e2e.conftest import ADAPTER, MODEL
-from tests.e2e.up import Up, wait_until
+from tests.e2e.up import Up
 from tests.fakes.adapters import write_adapter
 from tests.replica.engine.schedules import Engine, Schedule
 from tests.replica.lora.merged import merged_runner
+from tests.waiting import wait_until
 
 PROMPT = "Tell me of the sea, and of all that sails on it, at length, please."
 TOKENS = 12
