@@ -114,7 +114,7 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     dtype: "auto" is bfloat16 where the CPU has AMX or AVX512-BF16 (or on CUDA), else float32.
     weights: "dense" makes numbers in `dtype` of what the file holds. "q4" keeps the blocks of a
-    GGUF file with Q4_1 weights (and its Q8_0) as they are: the same tokens from less memory.
+    GGUF file with Q4_1 weights (and its Q8_0) as they are: less memory to hold and read.
     kernel: "auto" takes the native CPU kernel where a compiler is found, "torch" never does.
     order: who is served first: "deadline" (priority, slack, then the tenants' shares; refuses early
     what can't be in time), "priority" (then arrival) or "fcfs". shadow_order: only counted beside.

@@ -21,6 +21,11 @@ constexpr long Q4_BYTES = NIBBLES + 2 * HALVES;  // nibbles, scales, least value
 constexpr long Q8_BYTES = PIECE + HALVES;        // numbers, scales
 constexpr long FETCHED = 4096;           // bytes ahead that are fetched into the cache
 
+// What lies so far ahead of `from`, into the cache.
+inline void fetch(const uint8_t* from, long bytes) {
+    for (long i = 0; i < bytes; i += 64) __builtin_prefetch(from + FETCHED + i);
+}
+
 inline long piece_bytes(int encoding) { return encoding == Q4_1 ? Q4_BYTES : Q8_BYTES; }
 
 // float16 to float
@@ -94,23 +99,36 @@ inline const uint8_t* halves_of(const uint8_t* halves, long vector) {
     return halves + vector * WIDTH / LANE<E> * sizeof(uint16_t);
 }
 
-// A word holds one lane of eight rows, the first in its lowest bits.
-template <typename E>
-inline void expand_q4(const uint8_t* piece, E* to) {
-    constexpr long WORDS = sizeof(u32x16), ROWS = 8;
+// Words of 16 columns, each with 8 nibbles of its depth, the first in the lowest bits.
+inline void expand_q4(const uint8_t* piece, float* to) {
+    constexpr long WORDS = sizeof(u32x16), DEEP = 8;
     const uint8_t *scales = piece + NIBBLES, *least = scales + HALVES;
-    for (long vector = 0; vector < ABREAST<E>; vector += 2) {
-        Spread scale(halves_of<E>(scales, vector), E{}), low(halves_of<E>(least, vector), E{});
-        for (long word = vector; word < NIBBLES / WORDS; word += ABREAST<E>) {
-            auto first = load<u32x16>(piece + word * WORDS);
-            auto second = load<u32x16>(piece + (word + 1) * WORDS);
-            E* out = to + (word / ABREAST<E> * ROWS * ABREAST<E> + vector) * WIDTH;
-            for (long row = 0; row < ROWS; ++row, out += ABREAST<E> * WIDTH) {
-                store_two(out, from_nibbles(first) * scale.first + low.first,
-                          from_nibbles(second) * scale.second + low.second);
-                first >>= 4;
-                second >>= 4;
-            }
+    Spread scale(scales, 0.0f), low(least, 0.0f);
+    for (; piece < scales; piece += 2 * WORDS) {
+        auto first = load<u32x16>(piece), second = load<u32x16>(piece + WORDS);
+        for (long k = 0; k < DEEP; ++k, first >>= 4, second >>= 4, to += PANEL)
+            store_two(to, from_nibbles(first) * scale.first + low.first,
+                      from_nibbles(second) * scale.second + low.second);
+    }
+}
+
+// Words of 16 columns, each with 4 nibbles of even depth in its lower half, and the 4 behind them
+// in the other.
+inline void expand_q4(const uint8_t* piece, bf16* to) {
+    constexpr long WORDS = sizeof(u32x16), ROW = 2 * PANEL, ROWS = 4;
+    constexpr u32x16 low_lanes = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
+    constexpr u32x16 halves = {0, 16, 0, 16, 0, 16, 0, 16, 0, 16, 0, 16, 0, 16, 0, 16};
+    const uint8_t *scales = piece + NIBBLES, *least = scales + HALVES;
+    for (long half = 0; half < 2; ++half) {
+        Spread scale(scales + half * HALVES / 2, bf16{}), low(least + half * HALVES / 2, bf16{});
+        for (long row = 0; row < DEPTH / 2; row += ROWS) {
+            auto words = load<u32x16>(piece + (row / ROWS * 2 + half) * WORDS);
+            u32x16 first = __builtin_shuffle(words, low_lanes);
+            u32x16 second = __builtin_shuffle(words, low_lanes + 8);
+            bf16* out = to + row * ROW + half * 2 * WIDTH;
+            for (uint32_t i = 0; i < ROWS; ++i, out += ROW)
+                store_two(out, from_nibbles(first >> (halves + 4 * i)) * scale.first + low.first,
+                          from_nibbles(second >> (halves + 4 * i)) * scale.second + low.second);
         }
     }
 }
@@ -131,18 +149,26 @@ inline long place(long column, long depth) {
     return (depth / LANE<E> * PANEL + column) * LANE<E> + depth % LANE<E>;
 }
 
+// Where a nibble of a piece lies: by its word, and how many bits it is above the lowest.
+inline long word_of(long column, long depth) {
+    return (depth / 8 * 2 + column / WIDTH) * WIDTH + column % WIDTH;
+}
+
+template <typename E>
+inline long shift_of(long depth) {
+    return LANE<E> == 1 ? 4 * (depth % 8) : 16 * (depth % 2) + 4 * (depth % 8 / 2);
+}
+
 // One block of Q4_1 (scale, least, 16 low nibbles with the 16 high ones) to its place in a piece.
 template <typename E>
 void pack_q4(const uint8_t* block, uint8_t* piece, long column) {
-    constexpr long ROW = PANEL * LANE<E>, ROWS = 8, HALF = sizeof(uint16_t), SIDE = DEPTH / 2;
+    constexpr long HALF = sizeof(uint16_t), SIDE = DEPTH / 2;
     std::memcpy(piece + NIBBLES + column * HALF, block, HALF);
     std::memcpy(piece + NIBBLES + HALVES + column * HALF, block + HALF, HALF);
     for (long k = 0; k < DEPTH; ++k) {
-        long at = place<E>(column, k), row = at / ROW;
         uint32_t nibble = block[2 * HALF + k % SIDE] >> (k < SIDE ? 0 : 4) & 15;
-        uint8_t* word = piece + (row / ROWS * ROW + at % ROW) * sizeof(uint32_t);
-        uint32_t changed = load<uint32_t>(word) | nibble << (4 * (row % ROWS));
-        store(word, changed);
+        uint8_t* word = piece + word_of(column, k) * sizeof(uint32_t);
+        store(word, load<uint32_t>(word) | nibble << shift_of<E>(k));
     }
 }
 
@@ -227,7 +253,7 @@ class Panels {
     __attribute__((noinline)) void expand(long k, E* to) const {
         long bytes = piece_bytes(encoding_);
         const uint8_t* piece = packed_ + (index_ * depth_ + k) / DEPTH * bytes;
-        for (long i = 0; i < bytes; i += 64) __builtin_prefetch(piece + FETCHED + i);
+        fetch(piece, bytes);
         if (encoding_ == Q4_1)
             expand_q4(piece, to);
         else

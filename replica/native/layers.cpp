@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "blocks.h"
+#include "nibbles.h"
 #include "tiles.h"
 #include "vec.h"
 
@@ -200,6 +201,32 @@ void tiled_product(const bf16* x, const Panels<bf16>& weights, Out* out, long ro
             }
     }
 }
+
+// The same for up to 16 rows and weights of 4 bits.
+template <typename Out, typename Then>
+void nibble_product(const bf16* x, const uint8_t* packed, Out* out, long rows, long columns,
+                    long depth, const Then& then) {
+    long count_panels = (columns + Then::columns - 1) / Then::columns;
+    static thread_local std::vector<float> x_sums;
+    x_sums.resize(std::max<size_t>(x_sums.size(), rows * depth / blocks::DEPTH));
+    nibbles::sum_blocks(x, rows, depth, x_sums.data());
+    const float* all_sums = x_sums.data();
+#pragma omp parallel
+    {
+        tiles::Configured configured(rows);
+        nibbles::Scratch scratch;
+        alignas(64) float totals[tiles::ROWS * PANEL];
+#pragma omp for schedule(static)
+        for (long index = 0; index < count_panels; ++index) {
+            const uint8_t* panel = packed + index * (depth / blocks::DEPTH) * blocks::Q4_BYTES;
+            long first = index * Then::columns, count = std::min(columns - first, Then::columns);
+            nibbles::multiply(x, all_sums, rows, panel, depth, scratch, totals);
+            for (long r = 0; r < rows; ++r)
+                then(out + r * columns + first, load_floats(totals + r * PANEL),
+                     load_floats(totals + r * PANEL + WIDTH), first, count);
+        }
+    }
+}
 #endif
 
 // Calls body with what becomes of a row, and with `out` as the numbers that takes.
@@ -306,8 +333,11 @@ void wr_product(const void* x, const void* packed, const void* bias, void* out, 
 #if defined(WR_TILES)
     if (kind == TILES)
         return with_then<bf16>(then, out, b, [&](auto* to, const auto& what) {
+            auto* from = (const bf16*)x;
+            if (encoding == blocks::Q4_1 && rows <= tiles::ROWS)
+                return nibble_product(from, (const uint8_t*)packed, to, rows, columns, depth, what);
             Panels<bf16> weights(packed, depth, encoding);
-            tiled_product((const bf16*)x, weights, to, rows, columns, depth, what);
+            tiled_product(from, weights, to, rows, columns, depth, what);
         });
 #endif
     any_product<bf16>(x, packed, b, out, rows, columns, depth, then, encoding);

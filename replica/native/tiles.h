@@ -27,16 +27,18 @@ inline bool allowed() {
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 
-// Eight tiles of 16 rows by 64 bytes, for this thread, as long as this lives.
+// Eight tiles of 16 rows by 64 bytes, for this thread, as long as this lives; all but the last two
+// may have less rows.
 struct Configured {
-    Configured() {
+    explicit Configured(long rows = ROWS) {
         alignas(64) struct {
             uint8_t palette = 1, start = 0, reserved[14] = {};
             uint16_t bytes[16] = {};
             uint8_t rows[16] = {};
         } config;
         std::fill_n(config.bytes, 8, 64);
-        std::fill_n(config.rows, 8, ROWS);
+        std::fill_n(config.rows, 6, rows);
+        std::fill_n(config.rows + 6, 2, ROWS);
         _tile_loadconfig(&config);
     }
     ~Configured() { _tile_release(); }

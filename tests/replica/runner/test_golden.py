@@ -69,21 +69,14 @@ def check_batches(runner: ModelRunner, chosen: list[Recording], chunk: int, dtyp
         check(run_side_by_side(runner, some, chunk), some, dtype)
 
 
-def test_4_bit_weights_give_the_same_logprobs_to_the_bit(real_model: Path, build: Build) -> None:
-    """Cold and chunked, in a batch of several and alone: as numbers in memory do."""
-    chosen = recordings([18, 53])
-    config = ReplicaConfig(id="r0", dtype="bfloat16", weights="q4", kv_blocks=256)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_with_4_bit_weights(real_model: Path, dtype: str) -> None:
+    """Chunks that are many rows and few, several in a batch and one alone."""
+    config = ReplicaConfig(id="r0", dtype=dtype, weights="q4", kv_blocks=256)
     kept = build_runner(load_card(real_model), config)
-    params = SamplingParams(max_tokens=8, seed=0, temperature=0.0, logprobs=2)
-    found = []
-    for runner in (build("bfloat16", "auto"), kept):
-        driver = Driver(runner, chunk=33)
-        children = [driver.child(each.prompt_ids, 8, params) for each in chosen]
-        driver.generate(children, 8)
-        found.append([child.results for child in children])
-    dense, blocks = ([[row.logprob for row in child] for child in run] for run in found)
-    assert blocks == dense
-    check([[row.token_id for row in child] for child in found[1]], chosen, "bfloat16")
+    for ids, chunk in (([18, 53], 33), ([53], 7)):
+        chosen = recordings(ids)
+        check(run_side_by_side(kept, chosen, chunk, output_tokens=12), chosen, dtype)
 
 
 @pytest.mark.slow
