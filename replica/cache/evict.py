@@ -61,6 +61,10 @@ class LruQueue:
         """See EvictionOrder."""
         del self._nodes[node]
 
+    def discard(self, node: Node) -> bool:
+        """Remove it, if it is here; whether it was."""
+        return self._nodes.pop(node, False) is None
+
     def first(self) -> Node:
         """See EvictionOrder."""
         return next(iter(self._nodes))
@@ -99,7 +103,8 @@ class SegmentedQueue:
 
     def remove(self, node: Node) -> None:
         """See EvictionOrder."""
-        (self._probation if node in self._probation else self._protected).remove(node)
+        if not self._probation.discard(node):
+            self._protected.remove(node)
 
     def first(self) -> Node:
         """See EvictionOrder."""

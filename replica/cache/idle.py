@@ -10,6 +10,7 @@ all children of a tenant's node are that tenant's, and its own order is prefix-c
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 
 from configs.schema import WARM_SHARE, Eviction
 from replica.cache.evict import EvictionOrder, eviction_order
@@ -60,13 +61,14 @@ class IdleNodes:
         """A new node, in use."""
         self._count(node.tenant, 1)
 
-    def use(self, node: Node, tenant: str, again: bool = False) -> None:
-        """A request of `tenant` uses `node`, which is not idle now; `again`: it did before, so
+    def use(self, nodes: Sequence[Node], tenant: str, again: bool = False) -> None:
+        """A request of `tenant` uses `nodes`, which are not idle now; `again`: it did before, so
         that this is no reuse."""
-        node.reused = node.reused or not again
-        if tenant != node.tenant and node.tenant != NOBODY:
-            self._count(node.tenant, -1)
-            node.tenant = NOBODY
+        for node in nodes:
+            node.reused = node.reused or not again
+            if tenant != node.tenant and node.tenant != NOBODY:
+                self._count(node.tenant, -1)
+                node.tenant = NOBODY
 
     def push(self, node: Node) -> None:
         """It lost its last user."""

@@ -27,6 +27,10 @@ class BlockState(IntEnum):
     FENCED = 4
 
 
+_CACHED, _LEASED = int(BlockState.CACHED), int(BlockState.LEASED)
+"""For the loops over a whole prefix, where an enum's own arithmetic would be most of the time."""
+
+
 class BlockPool:
     """`total_blocks` blocks with ids 0 to total_blocks - 1; the runner's dump block is not ours."""
 
@@ -79,13 +83,21 @@ class BlockPool:
         """PRIVATE to LEASED: its writer becomes its first reader."""
         self._move(block, BlockState.PRIVATE, BlockState.LEASED)
 
-    def share(self, block: int) -> None:
-        """One more reader of a published block."""
-        if self._refs[block] == 0:
-            self._move(block, BlockState.CACHED, BlockState.LEASED)
-        else:
-            self._expect(block, BlockState.LEASED)
-        self._refs[block] += 1
+    def share(self, blocks: Sequence[int]) -> list[int]:
+        """One more reader of each of these published blocks; the places of those that had none."""
+        refs, states, cached, leased = self._refs, self._states, _CACHED, _LEASED
+        idle = [place for place, block in enumerate(blocks) if not refs[block]]
+        for place in idle:
+            if states[blocks[place]] != cached:
+                self._expect(blocks[place], BlockState.CACHED)
+            states[blocks[place]] = leased
+        self._counts[cached] -= len(idle)
+        self._counts[leased] += len(idle)
+        for block in blocks:
+            if states[block] != leased:
+                self._expect(block, BlockState.LEASED)
+            refs[block] += 1
+        return idle
 
     def unshare(self, block: int) -> bool:
         """One reader less; True when it was the last one: LEASED to CACHED."""

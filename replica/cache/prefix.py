@@ -36,10 +36,10 @@ class Lease:
     taken. Only what is locked can be counted on, so: look up, then check what is left, then take.
     """
 
-    def __init__(self, cache: PrefixCache, nodes: list[Node]) -> None:
+    def __init__(self, cache: PrefixCache, nodes: list[Node], blocks: list[int]) -> None:
         self._cache = cache
         self.nodes = nodes
-        self.blocks = [node.copies[0] for node in nodes]
+        self.blocks = blocks
         self._open = True
 
     def __len__(self) -> int:
@@ -108,10 +108,11 @@ class PrefixCache:
         `tokens` are the token ids behind `keys`, as u32 little endian.
         """
         nodes = self._match(keys, tokens, limit)
-        for node in nodes:
-            self._lock(node)
+        blocks = [node.copies[0] for node in nodes]
+        for place in self.pool.share(blocks):
+            self._idle.remove(nodes[place])
         self.open_leases += 1
-        return Lease(self, nodes)
+        return Lease(self, nodes, blocks)
 
     def allocate(self, count: int) -> list[int]:
         """Private blocks, evicting as needed. Raises InvariantError beyond `available`."""
@@ -121,8 +122,7 @@ class PrefixCache:
 
     def used(self, nodes: Sequence[Node], tenant: str, again: bool = False) -> None:
         """A request of `tenant` goes on from these nodes; `again`: not for the first time."""
-        for node in nodes:
-            self._idle.use(node, tenant, again)
+        self._idle.use(nodes, tenant, again)
 
     def limit(self, tenant: str, share: float) -> None:
         """The share of the pool that a tenant keeps while others need room, from now on."""
@@ -207,29 +207,23 @@ class PrefixCache:
     def _match(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> list[Node]:
         found: list[Node] = []
         parent: Node | None = None
-        width = self.block_bytes
-        for index in range(min(limit, len(keys))):
-            node = self._nodes.get(keys[index])
+        nodes, width, start = self._nodes, self.block_bytes, 0
+        for key in keys[:limit]:
+            node = nodes.get(key)
             if node is None or node.parent is not parent:
                 break
-            if node.tokens != tokens[index * width : (index + 1) * width]:
+            if node.tokens != tokens[start : start + width]:
                 break
             found.append(node)
-            parent = node
+            parent, start = node, start + width
         return found
-
-    def _lock(self, node: Node) -> None:
-        block = node.copies[0]
-        if self.pool.refs(block) == 0:
-            self._idle.remove(node)
-        self.pool.share(block)
 
     def _join(self, node: Node, tenant: str) -> None:
         """One more request made a block that is there already; an idle copy leaves for it."""
         if node in self._idle:
             self._idle.remove(node)
             self._forget_copy(node, node.copies[0])
-        self._idle.use(node, tenant)
+        self._idle.use((node,), tenant)
 
     def _settle(self, node: Node, block: int) -> None:
         """A copy lost its last reader: the only one stays cached, a surplus one is freed."""

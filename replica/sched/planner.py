@@ -8,7 +8,6 @@ planned yet.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 from replica.cache.prefix import Lease, PrefixCache
@@ -31,7 +30,7 @@ SCAN_REQUESTS = 64
 MAX_SCAN_REQUESTS = 1_024
 """Those included."""
 
-ASK_AGAIN_S = 0.25
+ASK_AGAIN_S = 5.0
 """So long at most the first one is left alone where nothing has changed that the planner sees."""
 
 
@@ -257,18 +256,12 @@ class Planner:
 
     def _try_admit(self, request: Request, draft: Draft, now_s: float) -> bool:
         """Admit it, or say no to it, or leave it; False when the queue has to wait behind it."""
-        seats, available = self._standing(draft).seats, self._cache.available
-        if (
-            seats.requests
-            and self._blocked is not None
-            and self._blocked.holds(request, seats, available, now_s)
-        ):
-            self.short_of_blocks = self._blocked.by_blocks
+        seats = self._standing(draft).seats
+        blocked = self._still_blocked(request, seats, now_s)
+        if blocked is not None and now_s < blocked.displaces_s:
+            self.short_of_blocks = not blocked.shut
             return False
-        answer: Answer | None = self._ledger.door(request, seats)
-        shut = isinstance(answer, Later)
-        if isinstance(answer, Granted):
-            answer = self._start_if_room(request, draft, now_s)
+        answer, shut = self._answer(request, draft, blocked, now_s)
         if isinstance(answer, Never):
             self._lifecycle.refuse(request, answer.error)
         if not isinstance(answer, Later):
@@ -278,16 +271,37 @@ class Planner:
         if self._displace(request, draft, seats, now_s):
             return not draft.starved and self._try_admit(request, draft, now_s)
         self.later[answer.reason] += 1
-        again_s = self._displacement.again_s(request, seats, now_s)
+        self.short_of_blocks = not shut
         self._blocked = Blocked(
-            request.child,
-            len(seats),
-            seats.turns,
-            math.inf if shut else self._cache.available,
-            min(again_s, now_s + ASK_AGAIN_S),
+            child=request.child,
+            answer=answer,
+            shut=shut,
+            seats=len(seats),
+            turns=seats.turns,
+            available=self._cache.available,
+            displaces_s=self._displacement.again_s(request, seats, now_s),
+            until_s=now_s + ASK_AGAIN_S if blocked is None else blocked.until_s,
         )
-        self.short_of_blocks = self._blocked.by_blocks
         return False
+
+    def _still_blocked(self, request: Request, seats: Seats, now_s: float) -> Blocked | None:
+        """How it was told to wait, if nothing has changed. Where nobody runs, the held give way."""
+        blocked = self._blocked
+        if blocked is None or not seats.requests:
+            return None
+        holds = blocked.holds(request, seats, self._cache.available, now_s)
+        return blocked if holds else None
+
+    def _answer(
+        self, request: Request, draft: Draft, blocked: Blocked | None, now_s: float
+    ) -> tuple[Answer | None, bool]:
+        """The ledger's answer (None when it lets others pass), and whether the door is shut."""
+        if blocked is not None:
+            return blocked.answer, blocked.shut
+        answer = self._ledger.door(request, self._standing(draft).seats)
+        if isinstance(answer, Granted):
+            return self._start_if_room(request, draft, now_s), False
+        return answer, True
 
     def _start_if_room(self, request: Request, draft: Draft, now_s: float) -> Answer | None:
         """The ledger's answer to its blocks; None when it lets others pass."""

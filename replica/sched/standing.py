@@ -4,9 +4,9 @@ thousand of them cost a step no more than the few that may start in it.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
+from replica.sched.ledger import Later
 from replica.sched.plan import ChildId
 from replica.sched.request import Request
 from replica.sched.seats import Seats
@@ -43,25 +43,25 @@ class Standing:
 
 
 class Blocked(NamedTuple):
-    """The first of those that wait, as it was told to wait: `available` blocks were too few, or
-    there was no seat for it whatever is available."""
+    """The first of those that wait, and how it was told to: `shut`, there was no seat for it
+    whatever is available; else `available` blocks were too few. From `displaces_s` on it may be so
+    late that others give way; at `until_s` it is asked again whatever has changed.
+    """
 
     child: ChildId
+    answer: Later
+    shut: bool
     seats: int
     turns: int
-    available: float
+    available: int
+    displaces_s: float
     until_s: float
-
-    @property
-    def by_blocks(self) -> bool:
-        """Whether it is blocks that it waits for."""
-        return self.available < math.inf
 
     def holds(self, request: Request, seats: Seats, available: int, now_s: float) -> bool:
         """Whether the answer would be the same: those that run have taken what they were believed
         to need, and nobody has ended."""
         same = (self.child, self.seats, self.turns) == (request.child, len(seats), seats.turns)
-        return same and available <= self.available and now_s < self.until_s
+        return same and (self.shut or available <= self.available) and now_s < self.until_s
 
 
 def _leads(request: Request) -> bool:

@@ -19,8 +19,8 @@ def test_every_state_is_counted() -> None:
     assert counts(pool) == [2, 1, 1, 0, 0]
     assert pool.unshare(first)
     assert counts(pool) == [2, 1, 0, 1, 0]
-    pool.share(first)
-    pool.share(first)
+    assert pool.share([first]) == [0]
+    assert pool.share([first]) == []
     assert pool.refs(first) == 2
     assert not pool.unshare(first)
     pool.free(second)
