@@ -1,7 +1,7 @@
 """Prompts computed by one simulated replica for another one: the router's own pairs, no waiting.
 
-What becomes of a hand-off that can't be carried out is what becomes of it in the gateway: the one
-that answers computes the prompt.
+What becomes of a hand-off that can't be carried out is what becomes of it in the gateway: another
+one is asked once where its replica died, else the one that answers computes the prompt.
 """
 
 from __future__ import annotations

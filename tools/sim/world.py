@@ -54,6 +54,7 @@ class _Open:
     decision: RouteDecision | None = None
     first_s: float = 0.0
     hand_off: HandOff | None = None
+    failed: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -187,10 +188,14 @@ class World:
         return True
 
     def _computed(self, entry: _Open, job: Job, output: ChildOutput | None) -> None:
-        """Its blocks are in the store, or the replica died."""
+        """Its blocks are in the store, or the replica died: then another one is asked, once."""
         entry.hand_off = self._splitter.end(job, output)
         if entry.hand_off is not None:
             entry.record.prefilled_by = entry.hand_off.prefill
+        elif output is None and not entry.failed:
+            entry.failed = frozenset((job.pair.prefill,))
+            if self._hands_off(entry):
+                return
         self._place(entry, 1)
 
     def _place(self, entry: _Open, attempt: int) -> None:
@@ -216,6 +221,7 @@ class World:
             prompt_tokens=call.prompt_tokens,
             max_tokens=request.params.max_tokens,
             block_tokens=self._trace.block_tokens,
+            exclude=entry.failed,
             pin=self._foreseen(request),
             hand_off=entry.hand_off,
         )
