@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-import numpy as np
 from msgspec import Struct
 
 from configs.schema import RouterConfig
@@ -23,7 +22,7 @@ from router.choice.reserve import Ledger, Reservation
 from router.choice.route import HandOff, NoReplica, Outcome, RouteQuery, within
 from router.choice.score import Field, Scored, Scorer
 from router.choice.shadow import Shadow
-from router.choice.sheet import TERMS
+from router.choice.verdict import forced_off, reason, report, too_late
 from router.cluster.marks import marks_of
 from router.cluster.peers import Peers
 from router.fleet.fleet import Fleet
@@ -43,11 +42,8 @@ TEND_EVERY_S = 0.02
 FIRST_OUTPUT_GUESS_TOKENS = 128.0
 OUTPUT_LEARNING_RATE = 0.02
 RETRY_S = 2.0
-MAX_RETRY_S = 60.0
 
 NO_HAND_OFF = HandOff("")
-
-_SCORE, _SAVED = map(TERMS.index, ("score", "saved_prefill_ms"))
 
 OnDecision = Callable[[RouteDecision], None]
 OnOutcome = Callable[[RouteOutcome], None]
@@ -205,10 +201,10 @@ class RouterBrain:
                 self._observe(entry, cached_tokens, outcome.ttft_ms)
         self.ledger.release(decision_id)
         self._learn(entry, outcome)
-        report = _report(entry.decision, outcome)
-        self.decisions.join(entry.decision, report)
+        told = report(entry.decision, outcome)
+        self.decisions.join(entry.decision, told)
         if self._on_outcome is not None:
-            self._on_outcome(report)
+            self._on_outcome(told)
         return outcome
 
     def _believed(self, entry: _Open, outcome: Outcome) -> Outcome:
@@ -231,7 +227,7 @@ class RouterBrain:
         field = self._scorer.survey(query, self._output_tokens, now_s)
         if not len(field):
             return field, self._nobody(query, field, now_s)
-        late = _too_late(query, field)
+        late = too_late(query, field)
         if late is not None:
             return field, late
         return field, self._policy.pick(query, field.candidates, self.rng)
@@ -275,7 +271,7 @@ class RouterBrain:
             prompt_tokens=query.prompt_tokens,
             predicted_cached_tokens=scored.cached_tokens,
             predicted_ttft_ms=scored.ttft_ms,
-            reason=_reason(query, pick),
+            reason=reason(query, pick),
             candidates=field.shown(pick.candidate.replica),
             decided_us=1e6 * (self._clock() - now_s),
             wall_time_ms=int(1e3 * time.time()),
@@ -284,7 +280,7 @@ class RouterBrain:
             matched_tokens=scored.digest_blocks * query.block_tokens,
             usable_tokens=scored.usable_tokens,
             shared_blocks=field.candidates.longest_blocks,
-            forced_off=_forced_off(field.candidates, pick),
+            forced_off=forced_off(field.candidates, pick),
             fit_replicas=len(field),
             hand_off=hand_off.verdict,
             prefilled_by=hand_off.prefill if hand_off.blocks else "",
@@ -381,48 +377,3 @@ class RouterBrain:
         self.ledger.end_life(replica)
         self.peers.end_life(replica)
         self.optimistic.forget_replica(replica)
-
-
-def _reason(query: RouteQuery, pick: Pick) -> str:
-    if query.computes:
-        return "computes for another"
-    return pick.reason if query.pin is None else "pinned"
-
-
-def _forced_off(candidates: Candidates, pick: Pick) -> str:
-    """Whose warm blocks would have saved more, had less been waiting there; "" nobody's."""
-    most, chosen = candidates.longest_blocks, pick.candidate
-    if chosen.overlap_blocks >= most:
-        return ""
-    best = int(np.where(candidates.overlaps == most, candidates.scores, -np.inf).argmax())
-    lost, won = candidates.terms[[best, candidates.replicas.index(chosen.replica)]]
-    forced = lost[_SAVED] > won[_SAVED] and lost[_SCORE] < won[_SCORE]
-    return candidates.replicas[best] if forced else ""
-
-
-def _too_late(query: RouteQuery, field: Field) -> NoReplica | None:
-    """Refuse early what even the soonest replica can't start in time. Only a queue that others may
-    leave makes a refusal useful: where none stands, the estimate alone refuses nobody."""
-    if query.ttft_deadline_ms is None:
-        return None
-    soonest_ms = field.soonest_ms()
-    if soonest_ms <= query.ttft_deadline_ms or field.least_queued_tokens() <= 0:
-        return None
-    retry_s = min(MAX_RETRY_S, max(1.0, 1e-3 * (soonest_ms - query.ttft_deadline_ms)))
-    return NoReplica("deadline", retry_s, field.shown())
-
-
-def _report(decision: RouteDecision, outcome: Outcome) -> RouteOutcome:
-    return RouteOutcome(
-        decision_id=decision.decision_id,
-        replica=decision.replica,
-        status=outcome.status,
-        cached_tokens=outcome.cached_tokens,
-        prompt_tokens=outcome.prompt_tokens,
-        completion_tokens=outcome.completion_tokens,
-        ttft_ms=outcome.ttft_ms,
-        e2e_ms=outcome.e2e_ms,
-        wall_time_ms=int(1e3 * time.time()),
-        matched_tokens=decision.matched_tokens,
-        usable_tokens=decision.usable_tokens,
-    )

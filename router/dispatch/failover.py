@@ -20,7 +20,8 @@ from events.output import CoreDelta
 from router.backends.attempt import ForeignAttempt
 from router.choice.route import HandOff
 from router.dispatch.delivered import Delivered
-from router.dispatch.dispatch import Attempt, Dispatcher, Job, Leg
+from router.dispatch.dispatch import Attempt, Dispatcher
+from router.dispatch.job import Job, Leg
 from router.dispatch.sink import Direct, merge
 from router.errors import AttemptError, timeout_failure
 

@@ -9,7 +9,7 @@ from events.errors import CoreError, UserError
 from events.request import SamplingParams
 from kvstore.chaincache import ChainCache
 from kvstore.identity import KeyChain, Namespace, chain
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 from router.fleet.expected import MAIN
 from router.fleet.fleet import Fleet
 from router.fleet.pool import Pool

@@ -12,7 +12,7 @@ from events.decision import RouteDecision
 from events.errors import UserError
 from events.wire import plain
 from router.choice.route import HandOff, NoReplica, RouteQuery
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 from router.openai import faults
 from router.openai.parse import read_chat, read_completion
 from router.openai.sampling import to_sampling

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from events.errors import CoreError, UserError
 from events.load import OWN_ENGINE, PREFILL
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 from router.replication.compute import ONE_TOKEN, compute
 from router.services import Services
 from router.tenancy.tenants import Tenant

@@ -17,8 +17,9 @@ from events.errors import CoreError, UserError
 from events.output import Usage
 from events.request import SamplingParams
 from router.choice.route import Outcome
-from router.dispatch.dispatch import Dispatcher, Job
+from router.dispatch.dispatch import Dispatcher
 from router.dispatch.failover import RetryBudget, Run
+from router.dispatch.job import Job
 from router.dispatch.jobs import JobMaker
 from router.fleet.fleet import Fleet
 from router.replication.heat import HotHead

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from events.decision import RouteDecision
 from kvstore.identity import KEY_BYTES, KeyChain
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 from router.telemetry.alarms import Clock
 
 HALF_LIFE_S = 30.0

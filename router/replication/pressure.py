@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from events.decision import RouteDecision
 from events.scale import ScaleSignal
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 from router.fleet.fleet import Fleet
 from router.telemetry.alarms import Clock
 from router.telemetry.metrics import Sample

@@ -15,8 +15,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from events.errors import UserError
-from router.dispatch.dispatch import Job
 from router.dispatch.failover import RetryBudget, Run
+from router.dispatch.job import Job
 from router.revisions.revisions import Revision, Revisions
 from router.serving.http import log_unexpected
 

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from events.errors import CoreError, UserError
 from router.backends.attempt import ForeignChosenError
 from router.backends.relay import RelayCall
-from router.dispatch.dispatch import Job
 from router.dispatch.failover import Run
+from router.dispatch.job import Job
 from router.errors import REFUSED
 from router.fleet.pool import Pool
 from router.openai.badwords import Encode

@@ -22,8 +22,9 @@ from events.request import SamplingParams
 from kvstore.identity import KEY_BYTES, KeyChain
 from router.choice.choose import RouterBrain
 from router.choice.route import HandOff, RouteQuery
-from router.dispatch.dispatch import Dispatcher, Job, Leg
+from router.dispatch.dispatch import Dispatcher
 from router.dispatch.failover import RetryBudget, Run
+from router.dispatch.job import Job, Leg
 from router.serving.http import log_unexpected
 from router.split.pairing import SHORT, Pair, Pairing
 from router.split.quota import DecodeQuota

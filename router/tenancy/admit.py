@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from events.errors import UserError
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 from router.serving.http import Request
 from router.tenancy.degrade import MARK, Asked, degraded
 from router.tenancy.gate import Admission, Gate

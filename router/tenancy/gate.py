@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 from router.tenancy.pace import DrainRate, retry_after_s
 from router.tenancy.tenants import Tenant, Tenants, hash_key
 from router.waiting.held import Held

@@ -17,7 +17,7 @@ from configs.schema import RouterConfig
 from events.decision import RouteDecision
 from events.errors import CoreError, UserError
 from router.choice.choose import RouterBrain
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 from router.tenancy.others import ALONE, Others
 from router.tenancy.pace import DrainRate, retry_after_s
 from router.tenancy.tenants import Tenant

@@ -10,7 +10,7 @@ from events.decision import RouteDecision
 from events.request import SamplingParams
 from kvstore.identity import KeyChain
 from router.choice.route import NoReplica, Outcome, RouteQuery
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 
 
 class PlainChooser:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from configs.schema import RouterConfig, TenantConfig
 from events.errors import UserError
 from events.request import SamplingParams
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 from router.tenancy.gate import ADMIN_HEADER, Gate
 from router.tenancy.prefixes import MAX_PREFIXES, PublicPrefixes
 from router.tenancy.tenants import (

@@ -15,7 +15,7 @@ from events.load import PrefillFit
 from events.request import SamplingParams
 from kvstore.identity import KeyChain
 from router.choice.route import NoReplica, Outcome
-from router.dispatch.dispatch import Job
+from router.dispatch.job import Job
 from router.tenancy.others import Others
 from router.tenancy.tenants import Tenant
 from router.waiting.queue import RequestQueue
