@@ -13,8 +13,8 @@ from configs.load import load_cluster, to_toml
 from configs.schema import ClusterConfig, ModelConfig
 from tests.fakes.tiny_model import write_tiny_gguf
 from tools.errors import CommandError
-from tools.up.cluster import UpOptions, check_port_free, cluster_config
 from tools.up.command import options_of
+from tools.up.options import UpOptions, check_port_free, cluster_config
 from tools.up.state import lock, open_state, read_keys, sha256_hex, write_cluster
 
 

@@ -15,7 +15,7 @@ from events.server import BINARY
 from tools.doctor.finding import Finding, Verdict
 from tools.errors import CommandError
 from tools.fetch import DEFAULT_MODEL, cache_folder, is_cached
-from tools.up.cluster import check_port_free
+from tools.up.options import check_port_free
 
 GIB = 1 << 30
 OPTIONAL = {

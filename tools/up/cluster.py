@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
-import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
 
 from configs.schema import (
-    AdapterConfig,
-    BackendConfig,
     BusConfig,
-    ClusterConfig,
-    KvConfig,
-    ModelConfig,
-    ReplicaConfig,
-    Role,
-    RouterConfig,
-    TenantConfig,
 )
 from events.errors import WarmrouteError
 from events.server import EmbeddedNats
-from kvstore.arena.available import default_bytes
 from tools.admin import AdminClient
 from tools.errors import CommandError
 from tools.up.child import Child, RestartBudget
+from tools.up.options import (
+    UpOptions,
+    backend_names,
+    check_port_free,
+    cluster_config,
+    kv_config,
+    replica_names,
+    router_names,
+    router_ports,
+)
 from tools.up.remote import RemoteStore, named_store
-from tools.up.state import ClusterState, lock, open_state, sha256_hex, write_cluster
+from tools.up.state import ClusterState, lock, open_state, write_cluster
 
 READY_S = 120.0
 LINK_S = 30.0
@@ -43,148 +39,9 @@ LINK_POLL_S = 0.05
 SAY_S = 1.0
 """Beyond it whoever waits is told what for."""
 RESTART_PAUSE_S = 1.0
-_LETTERS: dict[Role, str] = {"both": "r", "prefill": "p", "decode": "d"}
 _PORT = "WARMROUTE_ROUTER__PORT"
 Say = Callable[[str], None]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class UpOptions:
-    """What the user may choose. Ports of 0 are picked by the system; further routers listen on the
-    ports behind `port`. A kvd is started where `kv` says "auto". Beside the `replicas` that do
-    everything, so many of the other roles."""
-
-    state: Path
-    model: Path
-    model_name: str
-    cluster: str = "local"
-    host: str = "127.0.0.1"
-    port: int = 8000
-    bus_port: int = 0
-    replicas: int = 2
-    prefill: int = 0
-    decode: int = 0
-    routers: int = 1
-    backends: tuple[str, ...] = ()
-    backend_model: str = ""
-    bridge: bool = False
-    policy: str = "warmroute"
-    kv: KvConfig = field(default_factory=KvConfig)
-    remote: bool = False
-    replica_settings: Mapping[str, object] = field(default_factory=dict)
-    adapters: Mapping[str, Path] = field(default_factory=dict)
-
-
-def check_port_free(host: str, port: int) -> None:
-    """Raises CommandError when somebody listens there already."""
-    if port == 0:
-        return
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise CommandError(
-                f"can't listen on {host}:{port} ({error.strerror}): choose another with --port"
-            ) from None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`: then nobody needs a key."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def replica_roles(options: UpOptions) -> dict[str, Role]:
-    """r0, r1, ... that do everything, p0, ... for prefill, d0, ... for decode."""
-    counts: dict[Role, int] = {
-        "both": options.replicas,
-        "prefill": options.prefill,
-        "decode": options.decode,
-    }
-    return {
-        f"{_LETTERS[role]}{index}": role for role, count in counts.items() for index in range(count)
-    }
-
-
-def replica_names(options: UpOptions) -> tuple[str, ...]:
-    """Of all roles."""
-    return tuple(replica_roles(options))
-
-
-def backend_names(options: UpOptions) -> tuple[str, ...]:
-    """b0, b1, ..."""
-    return tuple(f"b{index}" for index in range(len(options.backends)))
-
-
-def backend_configs(options: UpOptions) -> tuple[BackendConfig, ...]:
-    """Servers that run already. They share our replicas' pool where both say the same dtype."""
-    dtype = options.replica_settings.get("dtype", "auto")
-    shared = {"dtype": dtype} if dtype != "auto" else {}
-    blocks = {"block_tokens": options.replica_settings.get("block_tokens", 16)}
-    events = "bridge" if options.bridge else "none"
-    return tuple(
-        BackendConfig(
-            id=name, url=url, model=options.backend_model, events=events, **shared, **blocks
-        )  # type: ignore[arg-type]
-        for name, url in zip(backend_names(options), options.backends, strict=True)
-    )
-
-
-def router_names(options: UpOptions) -> tuple[str, ...]:
-    """router-0, router-1, ..."""
-    return tuple(f"router-{index}" for index in range(options.routers))
-
-
-def router_ports(options: UpOptions) -> tuple[int, ...]:
-    """Where each of them listens; 0 is any free port."""
-    first = options.port
-    return tuple(first + index if first else 0 for index in range(options.routers))
-
-
-def kv_config(options: UpOptions, state: ClusterState) -> KvConfig:
-    """With "auto" all replicas of this machine share one memory, which takes a part of what is
-    free at most where nobody has given its size."""
-    kv = options.kv
-    if kv.host != "auto":
-        return kv
-    if not replica_names(options):
-        return msgspec.structs.replace(kv, host="off")
-    size = kv.host_bytes
-    if size == KvConfig().host_bytes:
-        size = min(size, default_bytes())
-    return msgspec.structs.replace(kv, host=str(state.kvd_socket), host_bytes=size)
-
-
-def cluster_config(options: UpOptions, state: ClusterState, bus_url: str) -> ClusterConfig:
-    """The cluster file's content. Bus credentials are not in it: each child gets its own."""
-    replicas = tuple(
-        ReplicaConfig(id=name, role=role, **options.replica_settings)  # type: ignore[arg-type]
-        for name, role in replica_roles(options).items()
-    )
-    return ClusterConfig(
-        cluster=options.cluster,
-        secret=state.keys.secret,
-        model=ModelConfig(path=str(options.model), name=options.model_name),
-        bus=BusConfig(url=bus_url),
-        kv=kv_config(options, state),
-        router=RouterConfig(
-            host=options.host,
-            port=options.port,
-            policy=options.policy,
-            admin_key_sha256=sha256_hex(state.keys.admin_key),
-            allow_anonymous=is_loopback(options.host),
-        ),
-        replicas=replicas,
-        backends=backend_configs(options),
-        tenants=(TenantConfig(name="default", key_sha256=(sha256_hex(state.keys.api_key),)),),
-        adapters=tuple(
-            AdapterConfig(name=name, path=str(path)) for name, path in options.adapters.items()
-        ),
-    )
 
 
 class LocalCluster:

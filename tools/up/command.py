@@ -19,7 +19,8 @@ from router.policies import POLICIES
 from tools.errors import CommandError
 from tools.fetch import default_model
 from tools.flags import natural, port, positive
-from tools.up.cluster import LocalCluster, UpOptions
+from tools.up.cluster import LocalCluster
+from tools.up.options import UpOptions
 from tools.up.state import default_folder
 
 DEFAULT_NAME = "smollm2-135m-instruct"

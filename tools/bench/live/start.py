@@ -18,7 +18,8 @@ from tools.bench.child import Child, until
 from tools.bench.live.target import Target
 from tools.bench.peers import HOST, PEERS, Before, environ, free_port, home_of
 from tools.errors import CommandError
-from tools.up.cluster import LocalCluster, Say, UpOptions
+from tools.up.cluster import LocalCluster, Say
+from tools.up.options import UpOptions
 
 OURS = "warmroute"
 SPLIT = "warmroute-split"
