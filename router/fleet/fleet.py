@@ -13,6 +13,7 @@ import numpy as np
 
 from events.load import OWN_ENGINE, DigestShape, ReplicaHello, ReplicaLoad
 from kvstore.identity import KeyChain
+from router.fleet.digests import Digests
 from router.fleet.evidence import Evidence
 from router.fleet.expected import Expectations, Expected, pool_name
 from router.fleet.fits import PoolPrior
@@ -49,6 +50,9 @@ class Fleet:
         self.index = index if index is not None else DigestIndex()
         self.below = BelowIndex()
         self._evidence = Evidence(self.index, self.alarms)
+        self._digests = Digests(
+            self.index, self.below, self.alarms, self._evidence.false_hits, clock
+        )
         if isinstance(expected, Expected):
             expected = Expectations(expected)
         self._expected = expected
@@ -104,25 +108,8 @@ class Fleet:
     ) -> None:
         """A whole digest."""
         member = self._current(replica, boot)
-        if member is None or member.misfits:
-            return
-        if not self.index.place(replica, member.pool, shape.column):
-            self.alarms.raise_("index_full", replica, "no memory left for its digest")
-            return
-        try:
-            device, *below = np.split(bits, shape.columns)
-            self.index.reset(replica, device)
-            self.below.reset(replica, member.pool, shape.column, below)
-        except ValueError as error:
-            self._lose_digest(member, str(error))
-            return
-        if member.digest_cursor is None or member.digest_cursor[0] != generation:
-            self.false_hits.forget(replica)
-        member.digest_shape = shape
-        member.digest_cursor = (generation, seq)
-        member.digest_at_s, member.unknown_since_s = self._clock(), None
-        self.alarms.clear("no_events", replica)
-        self.alarms.clear("bad_digest", replica)
+        if member is not None and not member.misfits:
+            self._digests.reset(member, (generation, seq), shape, bits)
 
     def on_digest_delta(
         self,
@@ -134,21 +121,14 @@ class Fleet:
     ) -> None:
         """Changes of a known digest; without one they mean nothing and are ignored."""
         member = self._current(replica, boot)
-        if member is None or member.digest_cursor is None:
-            return
-        try:
-            self._apply_delta(member, set_positions, clear_positions)
-        except ValueError as error:
-            self._lose_digest(member, str(error))
-            return
-        member.digest_cursor = (member.digest_cursor[0], seq)
-        member.digest_at_s = self._clock()
+        if member is not None and member.digest_cursor is not None:
+            self._digests.apply(member, seq, set_positions, clear_positions)
 
     def on_digest_unknown(self, replica: str, boot: int, reason: str) -> None:
         """A gap: the replica is routed by load until its digest is whole again."""
         member = self._current(replica, boot)
         if member is not None:
-            self._forget_digest(member)
+            self._digests.forget(member)
 
     def on_gone(self, replica: str, boot: int, reason: str) -> None:
         """Bye, silence or a fence. Where only the bus is silent and the link still stands, the
@@ -158,7 +138,7 @@ class Fleet:
             return
         if reason == SILENCE and member.linked:
             member.silent = True
-            self._forget_digest(member)
+            self._digests.forget(member)
         else:
             self._drop(member)
 
@@ -343,9 +323,8 @@ class Fleet:
         if pool != member.pool or hello.role != member.hello.role:
             self.roster_version += 1
         if pool != member.pool:
-            self._forget_digest(member)
-            self.index.remove(member.replica)
-            self.below.remove(member.replica)
+            self._digests.forget(member)
+            self._digests.remove(member.replica)
         if hello != member.hello:
             self._pools = None
         if (hello.tiers, hello.peers) != (member.hello.tiers, member.hello.peers):
@@ -369,45 +348,10 @@ class Fleet:
             self._priors.pop(member.pool, None)
 
     def _end_life(self, replica: str) -> None:
-        self.index.remove(replica)
-        self.below.remove(replica)
+        self._digests.remove(replica)
         self.alarms.forget(replica)
         for listener in self._listeners:
             listener(replica)
-
-    def _apply_delta(
-        self, member: Member, became_set: np.ndarray, became_clear: np.ndarray
-    ) -> None:
-        """To the column that each position lies in."""
-        shape, replica = member.digest_shape, member.replica
-        if shape is None or shape.columns == 1:
-            self.index.apply(replica, became_set, became_clear)
-            return
-        for place in range(shape.columns):
-            news = [_within(part, place, shape.bits) for part in (became_set, became_clear)]
-            if not any(part.size for part in news):
-                continue
-            if place:
-                self.below.apply(replica, place - 1, *news)
-            else:
-                self.index.apply(replica, *news)
-
-    def _forget_digest(self, member: Member) -> None:
-        self.index.forget(member.replica)
-        self.below.forget(member.replica)
-        member.digest_cursor = None
-        if member.unknown_since_s is None:
-            member.unknown_since_s = self._clock()
-
-    def _lose_digest(self, member: Member, why: str) -> None:
-        self._forget_digest(member)
-        self.alarms.raise_("bad_digest", member.replica, why)
-
-    def _locality(self, member: Member) -> str:
-        if self.index.known(member.replica):
-            return "digest"
-        never = not member.hello.digests or self.alarms.active("no_events", member.replica)
-        return "optimistic" if never else "unknown"
 
     def _view(self, member: Member, now_s: float) -> ReplicaView:
         state: ReplicaState = member.state(now_s)
@@ -421,7 +365,7 @@ class Fleet:
             misfits=tuple(member.misfits),
             trust=member.trust.value,
             ttft_ratio=member.trust.ttft_ratio,
-            locality=self._locality(member),
+            locality=self._digests.locality(member),
             digest_known=self.index.known(member.replica),
             digest_age_ms=1e3 * (now_s - member.digest_at_s),
             digest_fill=self.index.fill(member.replica),
@@ -430,9 +374,3 @@ class Fleet:
             load=member.load,
             hello=member.hello,
         )
-
-
-def _within(positions: np.ndarray, column: int, bits: int) -> np.ndarray:
-    """Those of one column, counted from its start."""
-    inside = positions[positions // bits == column]
-    return inside - np.uint32(column * bits)
