@@ -3,7 +3,7 @@
 Every number is summed in one fixed order, so that a row's result does not depend on which other
 rows share its batch. Where the CPU has AMX, products of bfloat16 go through its tiles. Weights
 that are kept as blocks become numbers in the cache, panel by panel, and give the same bits; but for
-up to 16 rows in bfloat16 the tiles multiply the 4-bit numbers themselves, and no weight is rounded.
+up to 16 rows in bfloat16 the tiles multiply the whole numbers of blocks, and no weight is rounded.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "blocks.h"
-#include "nibbles.h"
+#include "few.h"
 #include "tiles.h"
 #include "vec.h"
 
@@ -202,25 +202,25 @@ void tiled_product(const bf16* x, const Panels<bf16>& weights, Out* out, long ro
     }
 }
 
-// The same for up to 16 rows and weights of 4 bits.
-template <typename Out, typename Then>
-void nibble_product(const bf16* x, const uint8_t* packed, Out* out, long rows, long columns,
+// The same for up to 16 rows and weights kept as blocks of Q.
+template <typename Q, typename Out, typename Then>
+void few_product(const bf16* x, const uint8_t* packed, Out* out, long rows, long columns,
                     long depth, const Then& then) {
     long count_panels = (columns + Then::columns - 1) / Then::columns;
     static thread_local std::vector<float> x_sums;
     x_sums.resize(std::max<size_t>(x_sums.size(), rows * depth / blocks::DEPTH));
-    nibbles::sum_blocks(x, rows, depth, x_sums.data());
+    few::sum_blocks(x, rows, depth, x_sums.data());
     const float* all_sums = x_sums.data();
 #pragma omp parallel
     {
         tiles::Configured configured(rows);
-        nibbles::Scratch scratch;
+        few::Scratch scratch;
         alignas(64) float totals[tiles::ROWS * PANEL];
 #pragma omp for schedule(static)
         for (long index = 0; index < count_panels; ++index) {
-            const uint8_t* panel = packed + index * (depth / blocks::DEPTH) * blocks::Q4_BYTES;
+            const uint8_t* panel = packed + index * (depth / blocks::DEPTH) * Q::BYTES;
             long first = index * Then::columns, count = std::min(columns - first, Then::columns);
-            nibbles::multiply(x, all_sums, rows, panel, depth, scratch, totals);
+            few::multiply<Q>(x, all_sums, rows, panel, depth, scratch, totals);
             for (long r = 0; r < rows; ++r)
                 then(out + r * columns + first, load_floats(totals + r * PANEL),
                      load_floats(totals + r * PANEL + WIDTH), first, count);
@@ -334,8 +334,10 @@ void wr_product(const void* x, const void* packed, const void* bias, void* out, 
     if (kind == TILES)
         return with_then<bf16>(then, out, b, [&](auto* to, const auto& what) {
             auto* from = (const bf16*)x;
-            if (encoding == blocks::Q4_1 && rows <= tiles::ROWS)
-                return nibble_product(from, (const uint8_t*)packed, to, rows, columns, depth, what);
+            auto multiply = [&]<typename Q>() {
+                few_product<Q>(from, (const uint8_t*)packed, to, rows, columns, depth, what);
+            };
+            if (rows <= tiles::ROWS && few::with_encoding(encoding, multiply)) return;
             Panels<bf16> weights(packed, depth, encoding);
             tiled_product(from, weights, to, rows, columns, depth, what);
         });

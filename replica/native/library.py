@@ -12,7 +12,7 @@ KERNELS = NativeSource(
     name="kernels",
     folder=Path(__file__).parent,
     sources=("layers.cpp", "attention.cpp"),
-    headers=("vec.h", "blocks.h", "tiles.h", "nibbles.h", "transpose.h", "softmax.h", "single.h"),
+    headers=("vec.h", "blocks.h", "tiles.h", "few.h", "transpose.h", "softmax.h", "single.h"),
     flags=("-fopenmp",),
 )
 
