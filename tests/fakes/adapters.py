@@ -89,13 +89,16 @@ class MergedWeights:
         self.fingerprint = source.fingerprint
         self.encoding = source.encoding
         self.encoded = source.encoded
-        self._source = source
-        self._adapter = adapter
+        self._tensors = {name: _merged(name, source, adapter) for name in source.names}
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        weight = self._source.tensor(name)
-        match name.split("."):
-            case ["model", "layers", layer, *module, "weight"]:
-                pair = self._adapter.pair(int(layer), ".".join(module))
-                return weight if pair is None else weight + pair.scale * pair.up @ pair.down
-        return weight
+        return self._tensors[name]
+
+
+def _merged(name: str, source: Weights, adapter: AdapterFile) -> NDArray[np.float32]:
+    weight = source.tensor(name)
+    match name.split("."):
+        case ["model", "layers", layer, *module, "weight"]:
+            pair = adapter.pair(int(layer), ".".join(module))
+            return weight if pair is None else weight + pair.scale * pair.up @ pair.down
+    return weight
