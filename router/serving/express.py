@@ -21,6 +21,8 @@ from router.serving.plain import PlainRequest, head_of, read_head
 
 MAX_UNREAD_BYTES = 128 * 1024
 """Of a body that nobody has asked for yet."""
+MAX_BEHIND_BYTES = 16 * 1024
+"""Of requests that came before the one ahead of them was answered."""
 LINGER_S = 2.0
 """How long the rest of a refused body is still read, so that its sender sees the refusal."""
 
@@ -47,8 +49,8 @@ class Keeper(Protocol):
 
 
 class Express(asyncio.Protocol):
-    """One request at a time; what comes behind it waits in the socket. `full`: that takes no more
-    for now."""
+    """One request at a time; what comes behind it waits: a little here, the rest in the socket.
+    `full`: that takes no more for now."""
 
     transport: asyncio.Transport
 
@@ -128,8 +130,7 @@ class Express(asyncio.Protocol):
             if self._request is None:
                 self._begin(data)
             else:
-                self._behind += data
-                self._stop_reading()
+                self._keep(data)
 
     def _begin(self, data: bytes) -> None:
         head = read_head(data, self._most_bytes)
@@ -147,7 +148,12 @@ class Express(asyncio.Protocol):
             self._missing_bytes = end - len(data)
         self._task = self._loop.create_task(self._answer(request))
         if len(data) > end:
-            self._behind = data[end:]
+            self._keep(data[end:])
+
+    def _keep(self, data: bytes) -> None:
+        """The next request, for later. Where reading stops, nobody notices a client that leaves."""
+        self._behind += data
+        if len(self._behind) > MAX_BEHIND_BYTES:
             self._stop_reading()
 
     def _take_body(self, data: bytes) -> bytes:

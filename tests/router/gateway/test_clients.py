@@ -41,6 +41,21 @@ async def test_O1_clients_that_leave_are_cancelled_upstream(build, leave: str, b
         client.close()
 
 
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+async def test_O1_leaving_with_more_requests_behind_the_first_is_noticed(
+    house: House, body: dict
+) -> None:
+    house.script(silent)
+    client = raw_request(house, "/v1/chat/completions", body)
+    await until(lambda: len(house.calls) == 1)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n"
+    client.sendall((head + b" " * 2_000) * 4)
+    client.close()
+    await until(lambda: house.calls[0].aborted.is_set())
+    await house.settled()
+    assert len(house.calls) == 1
+
+
 async def test_O1_leaving_in_mid_stream_aborts(house: House, http: aiohttp.ClientSession) -> None:
     async def endless(call):
         while not call.aborted.is_set():
