@@ -26,6 +26,7 @@ from router.choice.verdict import forced_off, reason, report, too_late
 from router.cluster.marks import marks_of
 from router.cluster.peers import Peers
 from router.fleet.fleet import Fleet
+from router.fleet.member import Member
 from router.fleet.trust import Prediction
 from router.locality.optimistic import OptimisticEntries
 from router.policies import make_policy
@@ -139,6 +140,10 @@ class RouterBrain:
         now_s = self._clock()
         self._tend(now_s)
         return self._scorer.survey(query, self._output_tokens, now_s).candidates
+
+    def helpers(self, pool: str) -> list[Member]:
+        """Those that compute prompts, and answer all the same now."""
+        return self._scorer.helpers(pool)
 
     def explain(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """What `decide` would say now; nothing is reserved or remembered."""

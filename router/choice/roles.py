@@ -20,11 +20,19 @@ SOONER = 1.5
 """By so much tokens must come sooner where prompts are computed: what they are spared elsewhere
 comes back as soon as prompts come."""
 
+FULL = 3.0
+"""Where there is no seat, a token comes so many times later: others end first."""
+
 MIN_FREE = 0.05
 
 _CACHED = TERMS.index("cached_tokens")
-_STEP = [ROW.index(name) for name in ("base", "per_row", "per_context", "rows", "context_tokens")]
-_BUSY = ROW.index("busy")
+_PACE = [
+    ROW.index(name)
+    for name in (
+        "base", "per_row", "per_context", "rows", "context_tokens", "busy",
+        "requests", "max_running",
+    )
+]  # fmt: skip
 
 Price = Callable[[np.ndarray], Prices]
 """Prices whoever is asked, uint8 (n,)."""
@@ -40,9 +48,9 @@ def price_by_role(
         return prices, barred
     if not len(prices.terms):
         return price(asked), np.zeros_like(barred)
-    helping = _helping(board, query, prices)
-    if (asked & helping).any():
-        barred = barred & ~helping
+    helpers = helping(board, query.prompt_tokens, prices.state == FIT)
+    if (asked & helpers).any():
+        barred = barred & ~helpers
         prices = price(asked & ~barred)
     cold = _cold(board, query, prices, long_tokens)
     if not cold.any():
@@ -51,13 +59,15 @@ def price_by_role(
     return price(asked & ~barred), barred
 
 
-def _helping(board: Board, query: RouteQuery, prices: Prices) -> np.ndarray:
-    """Those that compute prompts, where tokens come much sooner than wherever else, bool (n,)."""
-    base, per_row, per_context, rows, context = board.table[:, _STEP].T
-    step_ms = base + per_row * (rows + 1) + per_context * (context + query.prompt_tokens)
+def helping(board: Board, prompt_tokens: int, fit: np.ndarray) -> np.ndarray:
+    """Those that compute prompts, where the tokens of an answer come much sooner than from any of
+    the others that are `fit`, bool (n,)."""
+    base, per_row, per_context, rows, context, busy, requests, seats = board.table[:, _PACE].T
+    step_ms = base + per_row * (rows + 1) + per_context * (context + prompt_tokens)
     # Of the time that prompts take no token comes.
-    token_ms = step_ms / np.maximum(MIN_FREE, 1.0 - board.table[:, _BUSY])
-    soonest_ms = token_ms[prices.state == FIT].min()
+    token_ms = step_ms / np.maximum(MIN_FREE, 1.0 - busy)
+    token_ms = np.where(requests >= seats, FULL * token_ms, token_ms)
+    soonest_ms = token_ms[fit & ~board.prefill_only].min(initial=np.inf)
     return board.prefill_only & (SOONER * token_ms < soonest_ms)
 
 

@@ -18,7 +18,7 @@ from events.decision import CandidateTerms
 from router.choice.cost import runs_of
 from router.choice.pricer import pricer
 from router.choice.reserve import Ledger
-from router.choice.roles import price_by_role
+from router.choice.roles import helping, price_by_role
 from router.choice.route import RouteQuery
 from router.choice.sheet import BEST, FIT, ROW, TERMS, TOO_LONG, UNHEARD, Below, Demand, Prices
 from router.cluster.peers import Peers, together
@@ -32,6 +32,7 @@ from router.policies.base import Candidate, Candidates
 SHOWN = BEST
 """Replicas that a decision tells the terms of."""
 
+_BARRED = ROW.index("barred")
 _OVERLAP, _CACHED = map(TERMS.index, ("overlap_blocks", "cached_tokens"))
 _EVIDENCE = [ROW.index(name) for name in ("trust", "digest_at_s", "load_at_s", "unknown")]
 _LOAD = ("requests", "queued_tokens", "total_blocks", "free_blocks", "cached_blocks")
@@ -299,6 +300,13 @@ class Scorer:
             return Field(board, query, now_s, look, price(asked))
         prices, barred = price_by_role(board, query, asked, self._long_tokens, price)
         return Field(board, query, now_s, look, prices, barred)
+
+    def helpers(self, pool: str) -> list[Member]:
+        """Those that compute prompts and answer all the same now."""
+        board = self._board(pool)
+        fit = board.table[:, _BARRED] == 0
+        helping_rows = np.flatnonzero(helping(board, 0, fit) & fit)
+        return [board.members[row] for row in helping_rows.tolist()]
 
     def _below(self, query: RouteQuery, board: Board) -> Below | None:
         """What lies below the devices; None where nobody shows any of it."""

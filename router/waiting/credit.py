@@ -8,7 +8,7 @@ own speed has it, as many requests as it runs at once, and no more KV than it ha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from events.load import PREFILL
 from router.choice.cost import MAX_BACKLOG_AGEING_MS
@@ -22,16 +22,18 @@ SCAN_S = 20e-6
 
 
 class _Roster:
-    """The members of a pool, and where to look first."""
+    """The members of a pool that answer, and where to look first; `helped`: others might too."""
 
-    def __init__(self, members: list[Member]) -> None:
+    def __init__(self, members: list[Member], helped: bool) -> None:
         self.members = members
+        self.helped = helped
         self.at = 0
         self.full_until_s = 0.0
 
 
 class Credit:
-    """Reads the fleet and the ledger of reservations, and changes nothing."""
+    """Reads the fleet and the ledger of reservations, and changes nothing. `helpers` are those of a
+    pool that compute prompts and answer all the same now."""
 
     def __init__(
         self,
@@ -39,11 +41,13 @@ class Credit:
         ledger: Ledger,
         ahead_ms: float,
         clock: Callable[[], float] = time.monotonic,
+        helpers: Callable[[str], Sequence[Member]] = lambda pool: (),
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
         self._ahead_ms = ahead_ms
         self._clock = clock
+        self._helpers = helpers
         self._version = fleet.roster_version
         self._rosters: dict[str, _Roster] = {}
 
@@ -54,7 +58,7 @@ class Credit:
         now_s = self._clock()
         if now_s < roster.full_until_s:
             return False
-        found = self._search(roster, now_s)
+        found = self._search(roster, now_s) or (roster.helped and self._helped(pool, now_s))
         if not found:
             roster.full_until_s = now_s + SCAN_S * len(roster.members)
         return found
@@ -76,6 +80,15 @@ class Credit:
                 unheard_room = True
         return not routable or (unheard_room and not heard)
 
+    def _helped(self, pool: str, now_s: float) -> bool:
+        """Whether one that helps has room."""
+        return any(
+            member.unavailable(now_s) is None
+            and not member.unheard(now_s)
+            and self._has_room(member, now_s)
+            for member in self._helpers(pool)
+        )
+
     def _has_room(self, member: Member, now_s: float) -> bool:
         booked, load = self._ledger.booked(member.replica), member.load
         if not booked.requests:
@@ -93,7 +106,10 @@ class Credit:
             self._version = self._fleet.roster_version
         roster = self._rosters.get(pool)
         if roster is None:
-            roster = self._rosters[pool] = _Roster(_answering(self._fleet.members(pool)))
+            members = self._fleet.members(pool)
+            answering = _answering(members)
+            helped = len(answering) < len(members)
+            roster = self._rosters[pool] = _Roster(answering, helped)
         return roster
 
 
@@ -105,5 +121,5 @@ def _ahead_ms(member: Member, booked: Booked, now_s: float) -> float:
 
 def _answering(members: list[Member]) -> list[Member]:
     """Those that compute prompts for others take no place in the queue away: whoever is let go
-    needs room where it is answered. Where nobody else is there they answer too."""
+    needs room where it is answered. Where nobody else is there they are all that answer."""
     return [member for member in members if member.hello.role != PREFILL] or members

@@ -109,7 +109,9 @@ class RequestQueue:
         self._config = config
         self._clock = clock
         self._rng = rng or random.Random()
-        self._credit = Credit(brain.fleet, brain.ledger, config.prefill_ahead_ms, clock)
+        self._credit = Credit(
+            brain.fleet, brain.ledger, config.prefill_ahead_ms, clock, brain.helpers
+        )
         self._pools: dict[str, FairQueue] = {}
         self._own_requests: Counter[str] = Counter()
         self._own_tokens: Counter[str] = Counter()

@@ -205,3 +205,21 @@ def test_a_place_to_be_answered_is_what_the_queue_waits_for() -> None:
     assert not credit.room(POOL)
     world.fleet.on_gone("d0", 1, "dead")
     assert credit.room(POOL)
+
+
+def test_a_place_at_one_that_helps_is_one() -> None:
+    world = Split(p0="prefill", d0="decode")
+    fleet, ledger = world.fleet, world.brain.ledger
+    credit = Credit(fleet, ledger, 1e9, world.clock, world.brain.helpers)
+    placed = []
+    for seed in range(14):
+        assert credit.room(POOL)
+        placed.append(world.decide(prompt((100 + seed, 2))).replica)
+    assert placed == ["d0"] * 10 + ["p0"] * 4
+    # As busy as this it is left to its prompts.
+    world.keep_busy("p0")
+    world.say("d0", running=10)
+    world.clock.pass_s(1.0)
+    world.say("p0")
+    world.say("d0", running=10)
+    assert not credit.room(POOL)
