@@ -39,7 +39,7 @@ class Keeper(Protocol):
         """It has a request."""
 
     def idle(self, connection: Express) -> None:
-        """It has none."""
+        """It has none, or only the client's reading is left of it."""
 
     def gone(self, connection: Express) -> None:
         """It is closed, or another one's."""
@@ -183,6 +183,8 @@ class Express(asyncio.Protocol):
     async def _answer(self, request: PlainRequest) -> None:
         try:
             response = await self._handlers[request.path](request)
+            # From here on the client's reading is waited for: the idle bound ends that.
+            self._keeper.idle(self)
             if not response.prepared:
                 await self._say(request, response)
         except ConnectionError:
@@ -216,7 +218,6 @@ class Express(asyncio.Protocol):
             return
         self._ending |= not request.keep_alive
         self._parts = []
-        self._keeper.idle(self)
         if self._missing_bytes:
             self._go_on_reading()
             self._linger = self._loop.call_later(LINGER_S, self.transport.close)

@@ -25,7 +25,9 @@ _HEAD = re.compile(
 )
 _FIELDS = re.compile(r"([^:\r]+):[ \t]*([^\r]*[^\r \t]|)[ \t]*\r\n")
 _NAMES = re.compile(r"([^:\r]+):[^\r]*\r\n")
-_FOR_THE_LIBRARY = frozenset(("transfer-encoding", "expect", "content-encoding", "upgrade"))
+_FOR_THE_LIBRARY = frozenset(
+    ("transfer-encoding", "expect", "content-encoding", "upgrade", "proxy-connection")
+)
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _SERVER = f"Server: {SERVER_SOFTWARE}\r\n\r\n"
 
