@@ -165,8 +165,8 @@ ALL = (
     ),
     Scenario(
         "wide",
-        "Six thousand requests of agents over 512 replicas: how long that takes to simulate",
-        "agents:kinds=64,rates=60,stage_s=20,turns=5,think_s=6",
+        "Two thousand requests of agents over 512 replicas: how long that takes to simulate",
+        "agents:kinds=64,rates=40,stage_s=10,turns=5,think_s=6",
         {"load": None, "kv_tokens": KV_TOKENS, "replicas": 512},
         policies=(OURS,),
     ),
