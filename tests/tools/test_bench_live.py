@@ -193,3 +193,12 @@ def test_roles_that_are_none_are_refused(roles: str, capsys: pytest.CaptureFixtu
 def test_nobody_there_is_one_line() -> None:
     with pytest.raises(CommandError, match="names no model"):
         cli.main(["live", "--target", f"gone=http://127.0.0.1:{peers.free_port()}"])
+
+
+def test_litellm_shows_each_server_its_own_key(tmp_path: Path) -> None:
+    before = peers.Before(("http://a", "http://b"), "m", tmp_path, tmp_path, keys=("ka", "kb"))
+    flags = peers.PEERS["litellm"].flags(1, before)
+    told = json.loads(Path(flags[flags.index("--config") + 1]).read_text())["model_list"]
+    shown = {m["litellm_params"]["api_base"]: m["litellm_params"]["api_key"] for m in told}
+    assert shown == {"http://a/v1": "ka", "http://b/v1": "kb"}
+    assert "ka" not in " ".join(flags)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -36,13 +37,15 @@ def free_port() -> int:
 @dataclass(frozen=True, slots=True)
 class Before:
     """What a peer is to stand before: servers of one model; `folder` takes its files. `model_path`
-    is for those that load the model, or its tokenizer, themselves. `kv_events`: where each server
-    publishes its cache's changes as vLLM does, if it does."""
+    is for those that load the model, or its tokenizer, themselves. `keys`: of each server, for
+    those that always show one. `kv_events`: where each server publishes its cache's changes as
+    vLLM does, if it does."""
 
     urls: tuple[str, ...]
     model: str
     model_path: Path
     folder: Path
+    keys: tuple[str, ...] = ()
     kv_events: tuple[str, ...] = ()
 
 
@@ -114,10 +117,10 @@ def _litellm(port: int, before: Before) -> list[str]:
             "litellm_params": {
                 "model": f"openai/{before.model}",
                 "api_base": f"{url}/v1",
-                "api_key": "none",
+                "api_key": key,
             },
         }
-        for url in before.urls
+        for url, key in zip_longest(before.urls, before.keys, fillvalue="none")
     ]
     file = before.folder / "litellm.yaml"  # JSON is YAML
     file.write_bytes(msgspec.json.encode({"model_list": models}))

@@ -15,7 +15,7 @@ from tools.bench.peers import PEERS, home_of
 
 LIVE = "live"
 FLAGS = (
-    "groups:groups=6,prompts=3,system=320,question=48,output=8,rates=2,stage_s=16",
+    "groups:groups=4,prompts=3,system=320,question=48,output=8,rates=2,stage_s=10",
     *("--replicas", "2", "--rounds", "2", "--load", "0.6", "--warm-up", "2"),
     *("--kv-blocks", "512", "--slo-ttft-ms", "2000"),
 )

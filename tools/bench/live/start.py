@@ -83,14 +83,15 @@ async def _ours(stack: AsyncExitStack, options: UpOptions, about: str, say: Say)
     return Target(name, cluster.urls[0], key, options.model_name, replicas, about)
 
 
-def _before(wanted: Wanted, urls: Sequence[str] = (), kv_events: Sequence[str] = ()) -> Before:
-    names = wanted.model_name, wanted.model, wanted.folder
-    return Before(tuple(urls), *names, tuple(kv_events))
+def _before(wanted: Wanted, *of_each: Sequence[str]) -> Before:
+    """`of_each` server: URL, key, where it tells of its cache."""
+    urls, *more = map(tuple, of_each) if of_each else [()]
+    return Before(urls, wanted.model_name, wanted.model, wanted.folder, *more)
 
 
 async def _singles(stack: AsyncExitStack, wanted: Wanted, say: Say) -> Before:
     """Single-replica gateways. Their caches' changes are told only where somebody listens."""
-    urls, events = [], []
+    urls, keys, events = [], [], []
     for number in range(wanted.replicas):
         name = f"single-{number}"
         options = _options(wanted, name, 1)
@@ -101,7 +102,8 @@ async def _singles(stack: AsyncExitStack, wanted: Wanted, say: Say) -> Before:
         cluster = LocalCluster(options, _named(name, say))
         await stack.enter_async_context(cluster)
         urls.append(cluster.urls[0])
-    return _before(wanted, urls, events)
+        keys.append(cluster.state.keys.api_key)
+    return _before(wanted, urls, keys, events)
 
 
 def _options(wanted: Wanted, name: str, replicas: int) -> UpOptions:
