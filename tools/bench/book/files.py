@@ -82,7 +82,7 @@ def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _code() -> str:
     """The commit, where this is a checkout."""
-    asked = ["git", "describe", "--always", "--dirty"]
+    asked = ["git", "describe", "--always"]
     try:
         said = subprocess.run(
             asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
