@@ -14,10 +14,10 @@ from tools.sim.tiers import TierSpec
 CONVERSATION = "mooncake_conversation_2000.jsonl"
 SYNTHETIC = "mooncake_synthetic_full_min.jsonl"
 AGENTS = "agents:kinds=16,rates=3,stage_s=60,turns=5,think_s=6"
-LADDER = "groups:rates=3/6/9/12/15,stage_s=45,arrival=constant"
+LADDER = "groups:rates=4/8/12,stage_s=15,arrival=constant"
+LONG_LADDER = "groups:rates=3/6/9/12/15,stage_s=45,arrival=constant"
 """Nine requests a second in the mean, and so long that most find their group's prompt computed."""
 
-SHORT_LADDER = "groups:rates=4/8/12,stage_s=15,arrival=constant"
 KV_TOKENS = 1_048_576
 SMALL_KV_TOKENS = 131_072
 UNBOUNDED_KV_TOKENS = 67_108_864
@@ -32,7 +32,7 @@ PUBLISHED_LADDER = (
     "150 groups of 5 prompts, system 6,000, question 1,200, output 1,000 tokens. llm-d publishes "
     "(8 x Qwen 32B on 2 x H100 each; 8,730 output tokens/s, 8.7 such answers a second) a TTFT p90 "
     f"of {PUBLISHED_P90_S} s with its precise scheduling, 31.1 s with the approximate one. A cold "
-    "prompt alone takes this device 0.51 s."
+    "prompt alone takes this device 0.51 s, and of 360 requests about 130 are a group's first."
 )
 
 
@@ -119,9 +119,7 @@ ALL = (
     _mooncake("synthetic", SYNTHETIC, 0.75),
     _mooncake("synthetic", SYNTHETIC, 1.2, (1, 2, 3)),
     _ladder("ladder-published", "The ladder: the prompts take 73 % of the caches", LADDER, 307_328),
-    _ladder(
-        "ladder-tight", "The ladder: the caches take 73 % of the prompts", SHORT_LADDER, 164_250
-    ),
+    _ladder("ladder-tight", "The ladder: the caches take 73 % of the prompts", LADDER, 164_250),
     Scenario(
         "siblings",
         "Bursts of 32 siblings on a cold prefix of 16,000 tokens",
