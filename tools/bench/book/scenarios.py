@@ -119,6 +119,13 @@ ALL = (
     _mooncake("synthetic", SYNTHETIC, 0.75),
     _mooncake("synthetic", SYNTHETIC, 1.2, (1, 2, 3)),
     _ladder("ladder-published", "The ladder: the prompts take 73 % of the caches", LADDER, 307_328),
+    _ladder(
+        "ladder-published-long",
+        "A ladder five times as long: few of its prompts are cold",
+        LONG_LADDER,
+        307_328,
+        LADDER_RIVALS,
+    ),
     _ladder("ladder-tight", "The ladder: the caches take 73 % of the prompts", LADDER, 164_250),
     Scenario(
         "siblings",
