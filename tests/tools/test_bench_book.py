@@ -166,6 +166,7 @@ def _target(ttft: float, over: tuple[float, float, float] | None) -> dict[str, A
         "slo_share": figure,
         "over_first": {"ttft_mean_ms": ratio} if ratio else {},
         "errors": {},
+        "requests": 9,
     }
 
 
@@ -177,6 +178,7 @@ def test_a_live_peer_that_wins_beyond_doubt_is_told_first() -> None:
         "warmroute": _target(9.0, None),
         "peer": _target(7.0, (0.8, 0.7, 0.9)),
         "other": _target(8.0, (0.9, 0.8, 1.1)),
+        "broken": _target(0.0, None) | {"errors": {"http 401": 9}},
     }
     live = {"settings": settings | {"targets": {"peer": about}}, "targets": targets}
     text = book([], [], "v.", live)
@@ -184,5 +186,6 @@ def test_a_live_peer_that_wins_beyond_doubt_is_told_first() -> None:
     assert "lower with peer (0.80 [0.70, 0.90] of ours)." in told
     assert "other" not in told
     assert "| peer | 7 [6, 8] |" in text
+    assert "no request was answered: broken ({'http 401': 9})." in text
     assert "/tmp" not in text
     assert "45123" not in text
