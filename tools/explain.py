@@ -22,7 +22,7 @@ from rich.table import Table
 from tools.local import admin_of
 from tools.warm import read_prompts
 
-ALSO = ("tools", "max_tokens")
+ALSO = ("model", "tools", "max_tokens")
 TERMS = {
     "score": "score",
     "saved_prefill_ms": "saved prefill",

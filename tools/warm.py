@@ -99,11 +99,13 @@ async def _warm(flags: argparse.Namespace, console: Console) -> list[dict[str, A
             console.print(f"{name} is shared no more")
         if flags.file is None:
             return []
-        prompts = read_prompts(flags.file)
+        prompts = read_prompts(flags.file, ("model",))
         with Progress(*columns, console=console) as progress:
             for prompt in progress.track(prompts):
                 if flags.public:
-                    progress.console.print(f"{await admin.publish_prefix(prompt)} is shared by all")
+                    # A head is shared for the model and for each of its adapters.
+                    head = {key: of for key, of in prompt.items() if key != "model"}
+                    progress.console.print(f"{await admin.publish_prefix(head)} is shared by all")
                 body = {**prompt, "tenant": flags.tenant, "replicas": flags.replicas}
                 probes.append(await admin.warm(body))
     return probes

@@ -149,7 +149,14 @@ def operations(limits: Limits) -> Json:
         "/router/warm": change(
             "post",
             "Make a prompt warm for a tenant on some replicas, and probe it",
-            _either(prompt, {"tenant": _NAME, "replicas": whole(1, 4_096)}),
+            _either(
+                prompt,
+                {
+                    "tenant": _NAME,
+                    "replicas": whole(1, 4_096),
+                    "model": one_of(*sorted(limits.models)),
+                },
+            ),
         ),
         "/router/explain": change(
             "post", "Where a request would go now, and why; nothing is sent", _explained(limits)

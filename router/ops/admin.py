@@ -44,11 +44,13 @@ _PROMPT: Table = {
     "messages": Field("messages", messages(MAX_MESSAGES, True)),
     "prompt": Field("prompt", string(minimum=1)),
 }
+MAX_MODEL_CHARS = 128
 _TENANT_NAME: Table = {"tenant": Field("tenant", string(64))}
 _WARM: Table = {
     **_PROMPT,
     **_TENANT_NAME,
     "replicas": Field("replicas", integer(1, 4_096)),
+    "model": Field("model", string(MAX_MODEL_CHARS)),
 }
 _CLEAR: Table = {"limit_blocks": Field("limit_blocks", integer(1))}
 
@@ -257,7 +259,7 @@ class Admin:
         return json_response({"replicas": cleared})
 
     async def warm(self, request: web.Request) -> web.Response:
-        """{"tenant", "messages" or "prompt", "replicas": k}."""
+        """{"tenant", "messages" or "prompt", "replicas": k}, and "model" for an adapter."""
         asked = await read_change(self._of.gate, request, _WARM)
         tenant = self._tenant(asked)
         if "messages" in asked:
@@ -266,7 +268,11 @@ class Admin:
             rendered = await self._of.renderer.prompt(asked["prompt"], tenant=tenant.name)
         else:
             raise faults.missing("messages")
-        probes = await self._warmer.warm(tenant, rendered.ids, asked.get("replicas", 1))
+        model = asked.get("model", self._of.config.model.name)
+        if model not in self._of.widest.models:
+            raise faults.model_not_found(model)
+        replicas = asked.get("replicas", 1)
+        probes = await self._warmer.warm(tenant, rendered.ids, replicas, model)
         return json_response({"tenant": tenant.name, "replicas": probes})
 
     async def explain(self, request: web.Request) -> web.Response:

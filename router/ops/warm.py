@@ -9,7 +9,7 @@ import mmh3
 from msgspec.structs import replace
 
 from events.errors import CoreError, UserError
-from events.load import OWN_ENGINE, PREFILL
+from events.load import OWN_ENGINE, PREFILL, ReplicaHello
 from router.dispatch.job import Job
 from router.replication.compute import ONE_TOKEN, compute
 from router.services import Services
@@ -34,18 +34,24 @@ def rank(replicas: list[str], key: bytes) -> list[str]:
     return sorted(replicas, key=lambda name: mmh3.hash64(name.encode() + key)[0])
 
 
+def serves(hello: ReplicaHello, adapter: tuple[str, str] | None) -> bool:
+    """Whether the replica that said so can compute with an adapter."""
+    return adapter is None or adapter in [(note.name, note.digest) for note in hello.adapters]
+
+
 class Warmer:
     """Runs one-token requests pinned to replicas, as the tenant."""
 
     def __init__(self, services: Services) -> None:
         self._of = services
 
-    async def warm(self, tenant: Tenant, prompt: bytes, replicas: int) -> list[Probe]:
-        """Warm on `replicas` linked replicas of our own, then probe each. Raises UserError.
+    async def warm(self, tenant: Tenant, prompt: bytes, replicas: int, model: str) -> list[Probe]:
+        """Warm on `replicas` linked replicas of our own that serve `model`, then probe each. Raises
+        UserError.
 
         Those that compute for others answer nobody: they are taken last."""
         pool = self._of.jobs.pool()
-        job = self._of.jobs.make("warm", tenant, prompt, ONE_TOKEN, pool)
+        job = self._of.jobs.make("warm", tenant, prompt, ONE_TOKEN, pool, model=model)
         roles = {
             view.replica: view.hello.role
             for view in self._of.fleet.replicas()
@@ -53,6 +59,7 @@ class Warmer:
             and view.pool == job.pool
             and view.state != "draining"
             and view.hello.engine == OWN_ENGINE
+            and serves(view.hello, job.adapter)
         }
         if not 1 <= replicas <= len(roles):
             raise _refusal(f"between 1 and {len(roles)} replicas can be warmed", "replicas")

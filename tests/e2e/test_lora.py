@@ -91,6 +91,20 @@ def test_the_choice_reckons_with_its_blocks(up: Up, client: OpenAI) -> None:
     assert predicted() == ask(client, ADAPTER, prompt)[1]
 
 
+def test_prompts_are_made_warm_for_an_adapter(up: Up, client: OpenAI) -> None:
+    prompt = "What will be asked of the pirate may be computed before anybody asks. " * 3
+    admin_key = json.loads((up.state / "keys.json").read_text())["admin_key"]
+    body = {"tenant": "default", "model": ADAPTER, "prompt": prompt, "replicas": 2}
+    status, said = up.call("POST", "/router/warm", json.dumps(body).encode(), key=admin_key)
+    assert status == 200, said
+    assert min(of["cached_tokens"] for of in json.loads(said)["replicas"]) >= 32
+    assert ask(client, ADAPTER, prompt)[1] >= 32
+    assert ask(client, MODEL, prompt)[1] == 0
+    body["model"] = "tiny/parrot"
+    status, _ = up.call("POST", "/router/warm", json.dumps(body).encode(), key=admin_key)
+    assert status == 404
+
+
 @pytest.mark.slow
 def test_the_default_model_speaks_differently(tmp_path: Path, real_model: Path) -> None:
     folder = write_adapter(tmp_path / "a", open_weights(real_model).shape, rank=8, size=0.3)
