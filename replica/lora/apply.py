@@ -30,6 +30,7 @@ Parts = Sequence[tuple[slice, LayerDeltas]]
 Site = Callable[[LayerDeltas], Delta | None]
 QKV: Site = attrgetter("qkv")
 OUTPUT: Site = attrgetter("output")
+GATED: Site = attrgetter("gated")
 DOWN: Site = attrgetter("down")
 
 
@@ -42,22 +43,32 @@ def add(parts: Parts, site: Site, x: Tensor, out: Tensor) -> None:
 
 
 def gate(parts: Parts, gated: GatedLinear, x: Tensor) -> Tensor:
-    """The gated product of x [T, in]: adapters add to its halves, before the gate."""
+    """The gated product of x [T, in]: adapters add to its halves, before the gate. Tokens with
+    adapters that lie side by side share one product, which reads the weights once."""
     pieces, done = [], 0
-    for tokens, deltas in parts:
-        if deltas.gated is None:
-            continue
-        if done < tokens.start:
-            pieces.append(gated(x[done : tokens.start]))
-        pieces.append(_gate_one(deltas.gated, gated, x[tokens]))
-        done = tokens.stop
+    for run in _runs([part for part in parts if part[1].gated is not None]):
+        first, last = run[0][0].start, run[-1][0].stop
+        if done < first:
+            pieces.append(gated(x[done:first]))
+        halves = gated.halves(x[first:last])
+        shifted = [(slice(at.start - first, at.stop - first), deltas) for at, deltas in run]
+        add(shifted, GATED, x[first:last], halves)
+        left, right = halves.chunk(2, dim=-1)
+        pieces.append((silu(left) * right).to(x.dtype))
+        done = last
     if not pieces:
         return gated(x)
     if done < len(x):
         pieces.append(gated(x[done:]))
-    return torch.cat(pieces)
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
-def _gate_one(delta: Delta, gated: GatedLinear, x: Tensor) -> Tensor:
-    left, right = (gated.halves(x) + delta(x)).chunk(2, dim=-1)
-    return (silu(left) * right).to(x.dtype)
+def _runs(parts: Parts) -> list[list[tuple[slice, LayerDeltas]]]:
+    """Parts that touch each other, together."""
+    runs: list[list[tuple[slice, LayerDeltas]]] = []
+    for part in parts:
+        if runs and runs[-1][-1][0].stop == part[0].start:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
