@@ -45,7 +45,7 @@ class NativePagedAttention(PagedAttention):
             batch.slots.data_ptr(),
             cache.keys.data_ptr(),
             cache.values.data_ptr(),
-            len(qkv),
+            qkv.shape[0],
             shape.heads,
             shape.kv_heads,
             shape.head_dim,
@@ -56,7 +56,7 @@ class NativePagedAttention(PagedAttention):
 
     def attend(self, query: Tensor, cache: LayerCache, batch: ForwardBatch) -> Tensor:
         shape = self.shape
-        out = torch.empty((len(query), shape.heads * shape.head_dim), dtype=query.dtype)
+        out = torch.empty((query.shape[0], shape.heads * shape.head_dim), dtype=query.dtype)
         self._library.wr_attend(
             query.data_ptr(),
             out.data_ptr(),

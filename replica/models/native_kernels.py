@@ -83,13 +83,13 @@ class _Panels:
         return out
 
     def fresh(self, x: Tensor, dtype: torch.dtype, then: int) -> Tensor:
-        out = torch.empty((len(x), self._columns), dtype=dtype)
+        out = torch.empty((x.shape[0], self._columns), dtype=dtype)
         self.into(out, x, then)
         return out
 
     def whole(self, x: Tensor) -> Tensor:
         """float32 [rows, packed columns]: the padding too."""
-        out = torch.empty((len(x), len(self._packed)))
+        out = torch.empty((x.shape[0], len(self._packed)))
         self.into(out, x, _WRITE_FLOAT)
         return out
 
@@ -99,7 +99,7 @@ class _Panels:
             self._packed.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             out.data_ptr(),
-            len(x),
+            x.shape[0],
             out.shape[1],
             self._depth,
             then,

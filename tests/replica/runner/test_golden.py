@@ -80,10 +80,10 @@ def test_few_with_4_bit_weights(real_model: Path, dtype: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_all_with_4_bit_weights(real_model: Path, dtype: str) -> None:
-    config = ReplicaConfig(id="r0", dtype=dtype, weights="q4", kv_blocks=1024)
-    check_batches(build_runner(load_card(real_model), config), recordings(), 100, dtype)
+def test_all_with_4_bit_weights(real_model: Path) -> None:
+    """In float32 they are those of the numbers to the bit; see test_q4."""
+    config = ReplicaConfig(id="r0", dtype="bfloat16", weights="q4", kv_blocks=1024)
+    check_batches(build_runner(load_card(real_model), config), recordings(), 100, "bfloat16")
 
 
 @pytest.mark.slow
