@@ -69,12 +69,17 @@ class ChatStream(EventStream):
         self._text_end = self._parts.text_end
         self._calls = call_readers(request)
         self._opened = False
+        self._only_texts = False
+        """Opened, and what comes until the end are texts."""
 
     def feed(self, delta: CoreDelta, prompt: int = 0) -> list[bytes]:
         """The events for one delta; none after an error."""
         if self.progress.error is not None:
             return []
         choice = self.progress.note(delta, prompt)
+        if self._only_texts and choice.finish is None:
+            text = delta.text
+            return [self._text_heads[choice.index] + to_json(text) + self._text_end] if text else []
         opening = self._openings[choice.index]
         events = [] if self._opened else self._open()
         parts: list[Part] = []
@@ -102,6 +107,7 @@ class ChatStream(EventStream):
         """Before anything else each choice says its role, in order: clients count on index 0 being
         the first they hear of, whichever choice has its first token first."""
         self._opened = True
+        self._only_texts = self._calls is None and self._texts is None
         return [self._parts.role(opening) for opening in self._openings]
 
     def _usage_event(self) -> bytes:

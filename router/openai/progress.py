@@ -42,6 +42,7 @@ class Progress:
     def __init__(self, prompts: int, n: int) -> None:
         self.choices = tuple(map(Choice, range(prompts * n)))
         self.error: CoreError | None = None
+        self._prompts = prompts
         self._n = n
         self._open = len(self.choices)
 
@@ -56,10 +57,9 @@ class Progress:
         Raises InvariantError for a choice that doesn't exist or has ended.
         """
         child = delta.child
-        index = prompt * self._n + child
-        if not 0 <= child < self._n or not 0 <= index < len(self.choices):
+        if not 0 <= child < self._n or not 0 <= prompt < self._prompts:
             raise InvariantError(f"a delta for child {child} of {self._n}")
-        choice = self.choices[index]
+        choice = self.choices[prompt * self._n + child]
         if choice.finish is not None:
             raise InvariantError(f"a delta for choice {choice.index} after its end")
         choice.texts.append(delta.text)

@@ -39,6 +39,7 @@ class Pump:
         self._answers = answers
         self._reply = reply
         self._metrics = metrics
+        self._gap = metrics.gap
         self._keepalive_s = keepalive_s
         self._direct = Direct(writer.free, self._push)
         self._clock = clock
@@ -93,7 +94,7 @@ class Pump:
     def _push(self, delta: CoreDelta, now_s: float) -> None:
         """Write one delta here and now."""
         events = self._reply.feed(delta)
-        self._metrics.gap(now_s - self._heard_s)
+        self._gap(now_s - self._heard_s)
         self._heard_s = now_s
         if events:
             self._writer.put(events[0] if len(events) == 1 else b"".join(events))
@@ -105,5 +106,5 @@ class Pump:
 
     def _note_gap(self) -> None:
         now_s = self._clock()
-        self._metrics.gap(now_s - self._heard_s)
+        self._gap(now_s - self._heard_s)
         self._heard_s = now_s

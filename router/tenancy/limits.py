@@ -90,6 +90,7 @@ class Account:
         rng: random.Random,
         others: Others,
     ) -> None:
+        self.tenant: Tenant | None = None
         self._name = name
         self._tallies = tallies
         self._others = others
@@ -107,6 +108,7 @@ class Account:
 
     def follow(self, tenant: Tenant) -> None:
         """Take over the limits of the tenant's policy."""
+        self.tenant = tenant
         policy = tenant.policy
         self._max_concurrent = policy.max_concurrent
         if not (policy.requests_per_min or policy.tokens_per_min):
@@ -236,7 +238,8 @@ class Limits:
         if account is None:
             account = Account(tenant.name, self.tallies, self._clock, self._rng, self._others)
             self._accounts[tenant.name] = account
-        account.follow(tenant)
+        if account.tenant is not tenant:
+            account.follow(tenant)
         return account
 
     def forget(self, name: str) -> None:
