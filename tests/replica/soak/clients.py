@@ -42,8 +42,17 @@ class Router:
     """One link after the other. `tally` counts what happened to whole requests and to children."""
 
     def __init__(
-        self, name: str, world: World, scripts: list[Script], tally: Counter[str], seed: int
+        self,
+        name: str,
+        world: World,
+        scripts: list[Script],
+        tally: Counter[str],
+        seed: int,
+        slow: bool = False,
     ) -> None:
+        """`slow`: it only asks, and looks away often, for longer than the replica has patience."""
+        self._slow = slow
+        self._looks_away, self._away_s = (0.3, (1.6, 2.5)) if slow else (0.01, (0.05, 0.2, 0.5))
         self._name = name
         self._world = world
         self._scripts = scripts
@@ -76,6 +85,7 @@ class Router:
             self._go_away(socket)
         else:
             await self._wait_for_all(reading)
+            self._lose_all()  # unless the replica had enough of a router that doesn't read
         for task in (reading, *self._later):
             task.cancel()
         results = await asyncio.gather(reading, *self._later, return_exceptions=True)
@@ -85,10 +95,14 @@ class Router:
                 raise result
 
     def _go_away(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Without a word; nothing more comes of what is open."""
+        """Without a word."""
+        self._lose_all()
+        socket._response.connection.transport.abort()
+
+    def _lose_all(self) -> None:
+        """Nothing more comes of what is open."""
         self._tally["lost"] += len(self._open)
         self._open.clear()
-        socket._response.connection.transport.abort()
 
     async def _wait_for_all(self, reading: asyncio.Task[None]) -> None:
         deadline_s = time.monotonic() + LEFT_S
@@ -102,20 +116,20 @@ class Router:
         name = f"{boot}-{self._numbers}"
         self._open[name] = Asked(script, 1, [Answer() for _ in range(script.request.sampling.n)])
         self._tally["asked"] += 1
-        asked = script.asked(
-            name,
-            router_boot=boot,
-            dispatch_seq=self._numbers,
-            priority=rng.choice((0, 0, 0, 1, -1)),
-            weight=rng.choice((0.5, 1.0, 4.0)),
-            ttft_deadline_ms=rng.choice((None, None, None, 5_000.0, 200.0)),
-            itl_deadline_ms=rng.choice((None, 250.0)),
-            e2e_deadline_ms=rng.choice((None, None, None, None, 60_000.0, 300.0)),
-        )
+        wishes: dict[str, float | None] = {"priority": 1}
+        if not self._slow:
+            wishes = {
+                "priority": rng.choice((0, 0, 0, 1, -1)),
+                "weight": rng.choice((0.5, 1.0, 4.0)),
+                "ttft_deadline_ms": rng.choice((None, None, None, 5_000.0, 200.0)),
+                "itl_deadline_ms": rng.choice((None, 250.0)),
+                "e2e_deadline_ms": rng.choice((None, None, None, None, 60_000.0, 300.0)),
+            }
+        asked = script.asked(name, router_boot=boot, dispatch_seq=self._numbers, **wishes)
         await socket.send_bytes(encode(asked))
 
     async def _meddle(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        if not self._open:
+        if not self._open or self._slow:
             return
         name = self._rng.choice(list(self._open))
         word = self._rng.random()
@@ -141,9 +155,9 @@ class Router:
                     self._take(delta)
                 if received % ACK_FRAMES == 0:
                     await socket.send_bytes(encode(Ack(received=received)))
-                if self._rng.random() < 0.01:
+                if self._rng.random() < self._looks_away:
                     self._tally["slow reads"] += 1
-                    await asyncio.sleep(self._rng.choice((0.05, 0.2, 0.5, 1.6)))
+                    await _look_away(socket, self._rng.choice(self._away_s))
 
     def _take(self, delta: CoreDelta) -> None:
         asked = self._open.get(delta.request_id)
@@ -176,3 +190,18 @@ class Router:
             assert error is not None
             assert error.code in ALLOWED, error
             self._tally[f"error: {error.code}"] += 1
+
+
+async def _look_away(socket: aiohttp.ClientWebSocketResponse, seconds: float) -> None:
+    """Take nothing out of the kernel meanwhile: else the client goes on reading for us, up to so
+    much that no answer of these tests is ever too long for it."""
+    response = socket._response
+    if response.connection is None or response.connection.transport is None:
+        return
+    transport = response.connection.transport
+    transport.pause_reading()
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        if not transport.is_closing():
+            transport.resume_reading()

@@ -36,6 +36,17 @@ class Script:
         return msgspec.structs.replace(self.request, request_id=request_id, **changes)
 
 
+def chatty(seed: int, count: int) -> list[Script]:
+    """Answers of many bytes from the first one on: few of them fill all that lies between a replica
+    and a reader."""
+    rng = random.Random(seed)
+    fields = {"max_tokens": 20, "ignore_eos": True, "logprobs": 20, "prompt_logprobs": 20}
+    return [
+        Script(request("x", rng.choices(PLAIN_IDS, k=200), tenant="c", model="m", **fields))
+        for _ in range(count)
+    ]
+
+
 def scripts(seed: int, count: int) -> list[Script]:
     """Tenants with shared heads; short and long; all that sampling can be asked for."""
     rng = random.Random(seed)

@@ -21,12 +21,13 @@ from replica.sched.invariants import check_scheduler
 from tests.replica.cache.test_journal import replay
 from tests.replica.front.test_engine import settled
 from tests.replica.soak.clients import Router
-from tests.replica.soak.scripts import learn, scripts
+from tests.replica.soak.scripts import chatty, learn, scripts
 from tests.replica.soak.world import World, alone, loaded
 
 SECONDS = float(os.environ.get("WARMROUTE_SOAK_S", "25"))
 ROUTERS = 4
 SCRIPTS = 64
+CHATTY = 6
 WARM_SHARE = 0.3
 """Of the time, until memory has to be flat."""
 
@@ -131,13 +132,14 @@ async def test_O1_O5_misbehaviour_leaves_right_answers_and_nothing_else(
 ) -> None:
     # Answers are kept for a while by design: for less here, so that memory is soon flat.
     monkeypatch.setattr(fence, "KEPT_S", 2.0)
-    known = scripts(seed=5, count=SCRIPTS)
+    known, many = scripts(seed=5, count=SCRIPTS), chatty(seed=6, count=CHATTY)
     async with alone(tiny_model) as world:
-        await learn(known, await world.front.dial())
+        await learn([*known, *many], await world.front.dial())
     tally: Counter[str] = Counter()
     async with loaded(tiny_model) as world:
         watch = Watch(world)
         routers = [Router(f"r{n}", world, known, tally, seed=n) for n in range(ROUTERS)]
+        routers.append(Router("slow", world, many, tally, seed=ROUTERS, slow=True))
         await soak(world, routers, watch)
         await settled(world.front, world.engine)
         await asyncio.to_thread(world.engine.clear_cache, None, False)
@@ -166,6 +168,7 @@ def report(world: World, watch: Watch, tally: Counter[str]) -> None:
         "loaded blocks": tiers.loader.loaded_blocks,
         "loads": dict(tiers.loader.ends),
         "mailbox holds": counters.mailbox_holds,
+        "held KV": dict(load.held),
         "slow aborts": counters.mailbox_aborts,
         "late outputs": counters.late_outputs,
         "MiB warm": round(watch.warm_mib, 1),
@@ -174,7 +177,8 @@ def report(world: World, watch: Watch, tally: Counter[str]) -> None:
     }
     for name, value in figures.items():
         print(f"{name:>24}  {value}")
-    for name in ("steps", "failed steps", "preemptions", "loaded blocks", "mailbox holds"):
+    needed = ("steps", "failed steps", "preemptions", "loaded blocks", "mailbox holds")
+    for name in (*needed, "slow aborts"):
         assert figures[name], name
     for name in ("ended: stop", "ended: length", "ended: abort", "lost", "slow reads"):
         assert tally[name], name
