@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from tools.bench import cli
 from tools.bench.engine import ablate, entrants
 from tools.bench.engine.contest import Contender, Course, EngineError, Scores, run
 from tools.bench.engine.export import export, rounded
+from tools.bench.engine.trials import TRIALS
 from tools.bench.engine.workload import Mix, calls
 from tools.errors import CommandError
 
@@ -133,21 +135,47 @@ def test_ours_alone_gives_all_figures(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "overhead of a decode step at batch 16" in capsys.readouterr().out
 
 
-def test_every_switch_has_a_row_and_those_that_share_do_share(tmp_path: Path) -> None:
-    card = load_card(write_tiny_gguf(tmp_path / "tiny.gguf"))
-    short = {"own": (4, 8), "answer": (3, 5), "long_one_in": 5, "long": (80, 100)}
-    mix = Mix(requests=10, users=4, groups=2, prefix=64, **short)
-    rows = ablate.measure(card, {"dtype": "float32"}, mix, 1, True, lambda line: None)
-    assert set(rows) == {*ablate.SWITCHES, "reference"}
+def test_every_switch_has_a_load_and_is_told_from_noise(tmp_path: Path) -> None:
+    card = load_card(write_tiny_gguf(tmp_path / "tiny.gguf", context=2048))
+    trials = {
+        name: replace(trial, mix=replace(trial.mix, requests=6, answer=(3, 6), long=(80, 100)))
+        for name, trial in TRIALS.items()
+    }
+    small = {"requests": 16, "prefix": 64, "own": (4, 8), "answer": (1, 2), "long": (150, 180)}
+    lru = TRIALS["lru_eviction"]
+    trials["lru_eviction"] = replace(lru, mix=replace(lru.mix, **small), pool_tokens=288)
+    rows = ablate.measure(card, {"dtype": "float32"}, trials, 1, lambda line: None)
+    assert set(rows) == set(TRIALS)
     for name, row in rows.items():
-        assert row["output_tokens_per_s"] > 0.0
-        assert row["itl_p99_ms"] >= row["itl_p50_ms"] > 0.0
-        caches = name not in ("no_prefix_cache", "reference")
-        assert (row["cached_ratio"] > 0.2) == caches, name
+        assert row["figure"] == TRIALS[name].figure
+        for side in row["all"].values():
+            assert side["output_tokens_per_s"] > 0.0
+            assert side["itl_p99_ms"] >= side["itl_p50_ms"] > 0.0
+    uncached = rows["no_prefix_cache"]["all"]
+    assert uncached["default"]["cached_ratio"] > 0.2 > uncached["switched"]["cached_ratio"] == 0.0
+    for name in ("lru_eviction", "block_tokens_64"):
+        assert rows[name]["ratio"] < 0.9, name
+        assert rows[name]["effect"] == "the default is better"
     shown = Console(record=True, width=200, file=io.StringIO())
     ablate.show(rows, shown)
     text = shown.export_text()
     assert all(name in text for name in rows)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "noise", "better", "said"),
+    [
+        (1.3, 0.5, True, "none seen"),
+        (0.8, 0.5, True, "none seen"),
+        (1.3, 0.1, True, "the switch is better"),
+        (1.3, 0.1, False, "the default is better"),
+        (0.5, 0.1, False, "the switch is better"),
+    ],
+)
+def test_an_effect_is_more_than_the_default_differs_from_itself(
+    ratio: float, noise: float, better: bool, said: str
+) -> None:
+    assert ablate._effect(ratio, noise, better) == said
 
 
 def test_the_workload_is_the_same_every_time_and_mixes_lengths() -> None:

@@ -1,5 +1,5 @@
-"""What each part of the engine brings: the default beside one switch at a time, in turn, on one
-workload. Every switch is a setting of a replica.
+"""What each part of the engine brings: the default beside one switch at a time, in turn, each on
+the load on which it matters (see trials). Every switch is a setting of a replica.
 """
 
 from __future__ import annotations
@@ -15,96 +15,84 @@ from rich.table import Table
 
 from configs.model.card import ModelCard
 from configs.schema import ReplicaConfig
-from tools.bench.engine.workload import Call, Mix, Replay, calls
-
-POOL_TOKENS = 8_192
-DEFAULT = "default"
-REFERENCE = "reference"
-WHOLE = {"max_step_tokens": 8_192, "itl_target_ms": 0.0}
-
-SWITCHES: dict[str, dict[str, Any]] = {
-    DEFAULT: {},
-    "static_batching": {"batching": "static"},
-    "no_chunking": WHOLE,
-    "fixed_chunks": {"itl_target_ms": 0.0},
-    "no_prefix_cache": {"prefix_cache": False},
-    "overlap": {"overlap": True},
-    "lru_eviction": {"eviction": "lru"},
-    "block_tokens_64": {"block_tokens": 64},
-}
-"""By name, what differs from the default."""
-
-EAGER: dict[str, Any] = {"kernel": "torch", "prefix_cache": False, **WHOLE}
-"""The reference: plain torch operators one by one, nothing cached, prompts in one piece."""
-
-COLUMNS = {
-    "output_tokens_per_s": ("tokens/s", ".1f"),
-    "vs_default": ("vs default", ".2f"),
-    "output_tokens_per_cpu_s": ("per CPU s", ".1f"),
-    "ttft_p50_ms": ("TTFT p50", ".0f"),
-    "ttft_p99_ms": ("p99", ".0f"),
-    "itl_p50_ms": ("ITL p50", ".0f"),
-    "itl_p99_ms": ("p99", ".0f"),
-    "cached_ratio": ("cached", ".2f"),
-    "preemptions": ("preempted", ".0f"),
-}
+from tools.bench.engine.trials import Trial
+from tools.bench.engine.workload import Call, Replay, calls
 
 Say = Callable[[str], None]
 
 
 def measure(
-    card: ModelCard,
-    settings: Mapping[str, Any],
-    mix: Mix,
-    rounds: int,
-    reference: bool,
-    say: Say,
-) -> dict[str, dict[str, float]]:
-    """By row: medians over the rounds; `vs_default` is that of the ratios of tokens/s in a round.
-
-    `settings`: of ReplicaConfig, for every row.
-    """
-    rows = SWITCHES | ({REFERENCE: EAGER} if reference else {})
-    todo = calls(mix, card.shape.vocab)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in rows}
-    for number in range(rounds):
-        for name, switch in rows.items():
-            say(f"round {number + 1} of {rounds}: {name}")
-            outcome = _run(card, {**settings, **switch}, todo, mix.users)
-            default = found[DEFAULT][number] if name != DEFAULT else outcome
-            rate = "output_tokens_per_s"
-            found[name].append({**outcome, "vs_default": outcome[rate] / default[rate]})
-    return {name: _medians(outcomes) for name, outcomes in found.items()}
+    card: ModelCard, settings: Mapping[str, Any], trials: Mapping[str, Trial], rounds: int, say: Say
+) -> dict[str, dict[str, Any]]:
+    """By trial: its `figure` with the default and with the switch, medians over the rounds;
+    `ratio`, the median of the rounds' ratios; `noise`, how far the default's own rounds differ, as
+    a share; and all other figures of both. `settings`: of ReplicaConfig, for every run."""
+    found = {}
+    for name, trial in trials.items():
+        todo = calls(trial.mix, card.shape.vocab)
+        sides: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
+        for number in range(rounds):
+            say(f"{name}: round {number + 1} of {rounds}")
+            for outcomes, switch in zip(sides, ({}, trial.switch), strict=True):
+                outcomes.append(_run(card, {**settings, **switch}, trial, todo))
+        found[name] = _compared(trial, *sides)
+    return found
 
 
-def show(found: Mapping[str, Mapping[str, float]], console: Console) -> None:
+def show(found: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     """One row a switch."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("engine", no_wrap=True)
-    for heading, _ in COLUMNS.values():
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, figures in found.items():
-        table.add_row(name, *(format(figures[key], form) for key, (_, form) in COLUMNS.items()))
+    for heading in ("switch", "figure", "default", "switched", "ratio", "noise", "so"):
+        numeric = heading in ("default", "switched", "ratio", "noise")
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
+    for name, row in found.items():
+        numbers = [format(row[key], ".4g") for key in ("default", "switched")]
+        shares = [format(row["ratio"], ".2f"), format(row["noise"], ".0%")]
+        table.add_row(name, row["figure"], *numbers, *shares, row["effect"])
     console.print(table)
 
 
+def _compared(
+    trial: Trial, plain: Sequence[Mapping[str, float]], switched: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    figure = trial.figure
+    before, after = [each[figure] for each in plain], [each[figure] for each in switched]
+    ratio = median(b / max(a, 1e-9) for a, b in zip(before, after, strict=True))
+    noise = max(before) / max(min(before), 1e-9) - 1.0
+    return {
+        "figure": figure,
+        "default": median(before),
+        "switched": median(after),
+        "ratio": ratio,
+        "noise": noise,
+        "effect": _effect(ratio, noise, trial.better),
+        "all": {"default": _medians(plain), "switched": _medians(switched)},
+    }
+
+
+def _effect(ratio: float, noise: float, better: bool) -> str:
+    """In words: only what is more than the default differs from itself."""
+    if max(ratio, 1.0 / max(ratio, 1e-9)) - 1.0 <= noise or ratio == 1.0:
+        return "none seen"
+    return "the switch is better" if (ratio > 1.0) == better else "the default is better"
+
+
 def _run(
-    card: ModelCard, settings: Mapping[str, Any], todo: list[Call], users: int
+    card: ModelCard, settings: Mapping[str, Any], trial: Trial, todo: list[Call]
 ) -> dict[str, float]:
     block_tokens = settings.get("block_tokens", ReplicaConfig(id="bench").block_tokens)
     config = ReplicaConfig(
         **{
             "id": "bench",
-            "kv_blocks": POOL_TOKENS // block_tokens,
-            "max_running": users,
+            "kv_blocks": trial.pool_tokens // block_tokens,
+            "max_running": trial.mix.users,
             **settings,
         }
     )
     replay = Replay(card, config)
     try:
-        warm = [Call(tuple(range(64)), 4)]
-        replay.run(warm, 1)
-        return asdict(replay.run(todo, users))
+        replay.run([Call(tuple(range(64)), 4)], 1)
+        return asdict(replay.run(todo, trial.mix.users))
     finally:
         replay.close()
 

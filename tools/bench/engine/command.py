@@ -80,7 +80,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--forward", action="store_true", help="also the forward pass alone, beside its ceiling")
     add("--ablate", action="store_true", help="instead: our engine with one switch at a time")
     add("--reference", action="store_true", help="as --ablate, with a row for eager, no cache")
-    add("--requests", type=positive, default=48, help="of the workload of --ablate (%(default)s)")
+    add(
+        "--row",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this one of --ablate's, and any more that are named",
+    )
     add("--json", nargs="?", const=SCREEN, type=_target, metavar="FILE", help="figures as JSON")
     return parser
 
@@ -99,13 +105,17 @@ def _target(text: str) -> str:
 def _ablation(flags: argparse.Namespace, card: ModelCard) -> dict[str, Any]:
     # Late: torch is not needed to ask others.
     from tools.bench.engine import ablate
-    from tools.bench.engine.workload import Mix
+    from tools.bench.engine.trials import REFERENCE, TRIALS
 
+    rows = TRIALS | ({"reference": REFERENCE} if flags.reference else {})
+    if unknown := set(flags.row) - set(rows):
+        raise CommandError(f"--row takes {', '.join(rows)}; not {', '.join(sorted(unknown))}")
+    rows = {name: trial for name, trial in rows.items() if not flags.row or name in flags.row}
     settings = {"device": flags.device, "dtype": flags.dtype, "threads": flags.threads}
-    mix = Mix(requests=flags.requests)
-    rows = ablate.measure(card, settings, mix, flags.rounds, flags.reference, _say)
+    found = ablate.measure(card, settings, rows, flags.rounds, _say)
     about = {**settings, "rounds": flags.rounds, "load_average": os.getloadavg()[0]}
-    return {"ablation": rows, "workload": asdict(mix), "settings": about}
+    loads = {name: asdict(trial.mix) for name, trial in rows.items()}
+    return {"ablation": found, "workloads": loads, "settings": about}
 
 
 def _show_ablation(found: Mapping[str, Any]) -> None:

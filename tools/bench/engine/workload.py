@@ -30,8 +30,9 @@ _KEY = b"k" * 32
 @dataclass(frozen=True, slots=True)
 class Mix:
     """Requests of `groups` groups, early ones more often; each has its group's prefix and some
-    tokens of its own. One in `long_one_in` has a long prompt that nobody shares. `users` wait for
-    their answer before they send again. Lengths in tokens, from the first to the second."""
+    tokens of its own. One in `long_one_in` has a long prompt that nobody shares; 0: none. `users`
+    wait for their answer before they send again. Lengths in tokens, from the first to the
+    second."""
 
     requests: int = 48
     users: int = 12
@@ -77,7 +78,7 @@ def calls(mix: Mix, vocab: int) -> list[Call]:
     weights = [1 / (place + 1) for place in range(mix.groups)]
     found = []
     for number in range(mix.requests):
-        if number % mix.long_one_in == mix.long_one_in - 1:
+        if mix.long_one_in and number % mix.long_one_in == mix.long_one_in - 1:
             prompt = tokens(rng.randint(*mix.long))
         else:
             (prefix,) = rng.choices(prefixes, weights)
