@@ -28,10 +28,11 @@ from configs.model.shape import ModelShape
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_BYTES = 1 << 32
+GATED_SITE = ("mlp.gate_proj", "mlp.up_proj")
 SITES = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     ("self_attn.o_proj",),
-    ("mlp.gate_proj", "mlp.up_proj"),
+    GATED_SITE,
     ("mlp.down_proj",),
 )
 """Of one layer: what an adapter may change, and what of it the engine computes in one product."""

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from replica.lora.weights import AdapterWeights, Delta, LayerDeltas
 from replica.models.kernels import GatedLinear
@@ -39,7 +38,7 @@ def add(parts: Parts, site: Site, x: Tensor, out: Tensor) -> None:
     for tokens, deltas in parts:
         delta = site(deltas)
         if delta is not None:
-            out[tokens] += delta(x[tokens])
+            delta.add_to(out[tokens], x[tokens])
 
 
 def gate(parts: Parts, gated: GatedLinear, x: Tensor) -> Tensor:
@@ -53,8 +52,7 @@ def gate(parts: Parts, gated: GatedLinear, x: Tensor) -> Tensor:
         halves = gated.halves(x[first:last])
         shifted = [(slice(at.start - first, at.stop - first), deltas) for at, deltas in run]
         add(shifted, GATED, x[first:last], halves)
-        left, right = halves.chunk(2, dim=-1)
-        pieces.append((silu(left) * right).to(x.dtype))
+        pieces.append(gated.gate(halves, x.dtype))
         done = last
     if not pieces:
         return gated(x)

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.model.adapter import SITES, AdapterFile, LowRank, module_sizes, site_rank
+from configs.model.adapter import GATED_SITE, SITES, AdapterFile, LowRank, module_sizes, site_rank
 from configs.model.shape import ModelShape
 from replica.models.kernels import Kernels, Linear
 
 
 class Delta:
-    """scale * x @ down.T @ up.T for x [rows, in] in the model's dtype."""
+    """scale * x @ down.T @ up.T for x [rows, in] in the model's dtype; beside a gated product in
+    the order of its halves."""
 
     __slots__ = ("_down", "_up")
 
@@ -25,9 +26,12 @@ class Delta:
         self._down = down
         self._up = up
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """float32 [rows, out]."""
-        return self._up.floats(self._down(x))
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """out [rows, out] += the product, in place."""
+        if out.dtype == torch.float32:
+            self._up.add_to(out, self._down(x))
+        else:
+            out += self._up.floats(self._down(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,17 @@ class DeltaBuilder:
         deltas = []
         for site in SITES:
             pairs = [file.pair(index, module) for module in site]
-            deltas.append(self._delta(pairs, [self._sizes[module] for module in site], taken))
+            sizes = [self._sizes[module] for module in site]
+            deltas.append(self._delta(pairs, sizes, taken, gated=site == GATED_SITE))
         return LayerDeltas(*deltas)
 
     def _delta(
-        self, pairs: Sequence[LowRank | None], sizes: Sequence[tuple[int, int]], taken: list[int]
+        self,
+        pairs: Sequence[LowRank | None],
+        sizes: Sequence[tuple[int, int]],
+        taken: list[int],
+        *,
+        gated: bool,
     ) -> Delta | None:
         """Modules with the same input side by side: their ranks too, so that `up` is zero where
         one module's rank meets another one's outputs."""
@@ -93,7 +103,11 @@ class DeltaBuilder:
                 up[column : column + outputs, row : row + own_rank] = pair.up * pair.scale
             row, column = row + own_rank, column + outputs
         taken.append((down.size + up.size) * self._dtype.itemsize)
-        return Delta(self._linear(down), self._linear(up))
+        wide = torch.from_numpy(up)
+        if gated:
+            gate, other = wide.chunk(2)
+            wide = self._kernels.beside(gate, other, self._shape.hidden)
+        return Delta(self._linear(torch.from_numpy(down)), self._linear(wide))
 
-    def _linear(self, weight: np.ndarray) -> Linear:
-        return self._kernels.linear(torch.from_numpy(weight).to(self._device, self._dtype))
+    def _linear(self, weight: Tensor) -> Linear:
+        return self._kernels.linear(weight.to(self._device, self._dtype))

@@ -33,7 +33,10 @@ class GatedLinear(Protocol):
         """[rows, out] in the model's dtype."""
 
     def halves(self, x: Tensor) -> Tensor:
-        """The two products before the gate, side by side: [rows, 2 * out] in float32."""
+        """The two products before the gate, in an order of its own: float32 [rows, width]."""
+
+    def gate(self, halves: Tensor, dtype: torch.dtype) -> Tensor:
+        """What becomes of `halves`: [rows, out]."""
 
 
 class Embedding(Protocol):
@@ -57,6 +60,10 @@ class Kernels(Protocol):
 
     def gated(self, gate: Matrix, up: Matrix) -> GatedLinear:
         """Prepare the two halves of a gated product, both of one kind."""
+
+    def beside(self, gate: Tensor, up: Tensor, depth: int) -> Tensor:
+        """Rows [out, any] that go with the outputs of a gated product of that depth, in the order
+        of its `halves`: [width, any]."""
 
     def embedding(self, weight: Matrix) -> Embedding:
         """Prepare the weight that tokens are looked up in."""

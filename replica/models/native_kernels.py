@@ -12,6 +12,7 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from replica.models.blocks import BlockMatrix, Matrix, depth_of, of_rows, rows_of
 from replica.models.kernels import Embedding, GatedLinear, Linear
@@ -32,6 +33,12 @@ def _padded(tensor: Tensor, columns: int) -> Tensor:
     if not missing:
         return tensor
     return torch.cat((tensor, tensor.new_zeros(missing, *tensor.shape[1:])))
+
+
+def _mixed(gate: Tensor, up: Tensor) -> Tensor:
+    """Rows of both by turns, 16 of each, so that a panel holds what belongs together."""
+    halves = [_padded(each, _HALF).unflatten(0, (-1, _HALF)) for each in (gate, up)]
+    return torch.cat(halves, dim=1).flatten(0, 1)
 
 
 class _Panels:
@@ -139,8 +146,12 @@ class NativeGated:
         return self._panels.fresh(x, x.dtype, _GATE)
 
     def halves(self, x: Tensor) -> Tensor:
-        mixed = self._panels.whole(x).unflatten(1, (-1, 2, _HALF)).transpose(1, 2)
-        return mixed.flatten(2)[:, :, : self._columns].flatten(1)
+        return self._panels.whole(x)
+
+    def gate(self, halves: Tensor, dtype: torch.dtype) -> Tensor:
+        gate, up = halves.unflatten(1, (-1, 2, _HALF)).unbind(2)
+        found = (silu(gate) * up).flatten(1)
+        return found[:, : self._columns].to(dtype).contiguous()
 
 
 class NativeEmbedding:
@@ -185,10 +196,12 @@ class NativeKernels(TorchKernels):
     def gated(self, gate: Matrix, up: Matrix) -> GatedLinear:
         if depth_of(gate) % 2:
             return super().gated(gate, up)
-        halves = (_padded(rows_of(each), _HALF).unflatten(0, (-1, _HALF)) for each in (gate, up))
-        mixed = torch.cat(tuple(halves), dim=1).flatten(0, 1)
+        mixed = of_rows(gate, _mixed(rows_of(gate), rows_of(up)))
         columns = len(rows_of(gate))
-        return NativeGated(self._panels(of_rows(gate, mixed), columns), columns)
+        return NativeGated(self._panels(mixed, columns), columns)
+
+    def beside(self, gate: Tensor, up: Tensor, depth: int) -> Tensor:
+        return super().beside(gate, up, depth) if depth % 2 else _mixed(gate, up)
 
     def embedding(self, weight: Matrix) -> Embedding:
         if not isinstance(weight, BlockMatrix):

@@ -88,11 +88,14 @@ class TorchGated:
         self._both = both
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.halves(x).chunk(2, dim=-1)
-        return (silu(gate) * up).to(x.dtype)
+        return self.gate(self.halves(x), x.dtype)
 
     def halves(self, x: Tensor) -> Tensor:
         return self._both.floats(x)
+
+    def gate(self, halves: Tensor, dtype: torch.dtype) -> Tensor:
+        gate, up = halves.chunk(2, dim=-1)
+        return (silu(gate) * up).to(dtype)
 
 
 class TorchEmbedding:
@@ -128,6 +131,9 @@ class TorchKernels:
 
     def gated(self, gate: Matrix, up: Matrix) -> GatedLinear:
         return TorchGated(_linear(stacked((gate, up))))
+
+    def beside(self, gate: Tensor, up: Tensor, depth: int) -> Tensor:
+        return torch.cat((gate, up))
 
     def embedding(self, weight: Matrix) -> Embedding:
         return TorchEmbedding(weight)
