@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -226,7 +227,7 @@ class LocalCluster:
                 views = await gateway.replicas()
                 missing -= {view["replica"] for view in views if view["linked"]}
                 if missing and time.monotonic() > say_s:
-                    say_s = deadline_s
+                    say_s = math.inf
                     self._say(f"waiting  {self._unreached(missing)} (up to {LINK_S:.0f} s)")
 
     def _unreached(self, missing: set[str]) -> str:
