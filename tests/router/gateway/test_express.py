@@ -4,38 +4,17 @@ requests (`short`) keeps the bounds that the library's (`long`) keeps."""
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 from collections.abc import Callable
 
 import pytest
 
 from tests.fakes.replica import Call
-from tests.router.gateway.house import CHAT, KEYS, House
+from tests.router.gateway.house import CHAT, House
+from tests.router.gateway.ways import LONG, SHORT, asking, dial
 from tests.waiting import until
-
-SHORT, LONG = b"", b"\r\n"
-"""What comes before the first request: the library takes every connection that begins with an empty
-line, and then reads the very same bytes."""
 
 BOTH = pytest.mark.parametrize("way", [SHORT, LONG], ids=["short", "long"])
 STREAM = {**CHAT, "stream": True}
-
-
-def asking(asked: object, more: bytes = b"", key: str = KEYS["alice"]) -> bytes:
-    body = json.dumps(asked).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n%b"
-    return head % (key.encode(), more) + b"Content-Length: %d\r\n\r\n" % len(body) + body
-
-
-def dial(house: House, unread_bytes: int = 0) -> socket.socket:
-    """A client; one with `unread_bytes` has room for little more than them."""
-    host, port = house.url.removeprefix("http://").split(":")
-    client = socket.socket()
-    if unread_bytes:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, unread_bytes)
-    client.connect((host, int(port)))
-    return client
 
 
 def unsent_bytes(house: House) -> int:
