@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.load import ConfigError
 from tests.fakes.tiny_model import write_tiny_gguf
 from tools import cli
 from tools.up.command import READY, few_blocks, options_of
@@ -114,3 +115,11 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     )
     assert run.stdout == "x" * 99 + "\n"
     assert run.stderr == ""
+
+
+def test_4_bit_weights_are_refused_before_anything_starts(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a GGUF file with Q4_1 weights"):
+        options_of(["--model", str(tiny_model), "--weights", "q4"])
+    kept = write_tiny_gguf(tmp_path / "q4.gguf", q4=True)
+    options = options_of(["--model", str(kept), "--weights", "q4"])
+    assert options.replica_settings["weights"] == "q4"
