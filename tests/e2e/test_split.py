@@ -40,7 +40,7 @@ def fleet(state: Path, model: Path, each: int) -> Iterator[Up]:
 
 def all_well(up: Up, each: int) -> None:
     names = {f"{role}{number}" for role in "pd" for number in range(each)}
-    wait_until(lambda: healthy(up) == names, what="all are well")
+    wait_until(lambda: healthy(up) == names, 120.0, what="all are well")
 
 
 @pytest.fixture(scope="module")
@@ -201,25 +201,36 @@ def test_K6_a_store_that_dies_costs_nothing_but_time(split: Up, client: OpenAI) 
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_K2_another_one_computes_what_one_that_hangs_or_dies_does_not(twos: Up, dies: bool) -> None:
-    pid, before = replica_process(twos, "p0"), counted(twos, "hand_offs_taken_over_total")
-    with speaker(twos) as client:
+    """As soon as a prompt is handed to it at all: on a busy machine that may cost more."""
+    before = counted(twos, "hand_offs_taken_over_total")
+    for _ in range(5):
+        hang(twos, dies)
+        if counted(twos, "hand_offs_taken_over_total") > before:
+            return
+    raise AssertionError("nothing was taken over")
+
+
+def hang(up: Up, dies: bool) -> None:
+    """Requests while one of those that compute stands still, or is killed then; all are answered,
+    and rightly."""
+    pid = replica_process(up, "p0")
+    with speaker(up) as client:
         os.kill(pid, signal.SIGSTOP)
         try:
             prompts = [fresh(600) for _ in range(6)]
-            asked = [Asked(twos, client, prompt) for prompt in prompts]
-            wait_until(lambda: running(twos) or all(one.result for one in asked))
+            asked = [Asked(up, client, prompt) for prompt in prompts]
+            wait_until(lambda: running(up) or all(one.result for one in asked))
             if dies:
                 os.kill(pid, signal.SIGKILL)
             answers = [one.end() for one in asked]
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: running(twos) == 0.0, what="nothing is under way")
-        all_well(twos, 2)
+        wait_until(lambda: running(up) == 0.0, what="nothing is under way")
+        all_well(up, 2)
         for prompt, (text, made, _) in zip(prompts, answers, strict=True):
             assert made["replica"] != "p0"
-            assert text == ask(twos, client, prompt)[0]
-    assert counted(twos, "hand_offs_taken_over_total") > before
+            assert text == ask(up, client, prompt)[0]
 
 
 def test_K2_one_that_dies_while_it_answers_is_stood_in_for_once(twos: Up) -> None:
