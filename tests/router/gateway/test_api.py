@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import aiohttp
 import openai
@@ -334,12 +334,17 @@ async def test_health_ready_metrics(build, http: aiohttp.ClientSession) -> None:
 
 
 async def test_tcp_nodelay_is_set(house: House, http: aiohttp.ClientSession) -> None:
+    """On connections that the gateway reads itself, and on those that the library does."""
     import socket
 
-    async with house.post(http, "/v1/chat/completions", CHAT) as response:
+    def nodelay(connections: Collection) -> None:
+        assert connections
+        for connection in connections:
+            plug = connection.transport.get_extra_info("socket")
+            assert plug.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    assert await chat_status(house, http) == 200
+    nodelay(house.gateway._door._express)
+    async with http.get(f"{house.url}/health") as response:
         await response.read()
-    server = house.gateway._runner.server
-    assert server.connections
-    for connection in server.connections:
-        sock = connection.transport.get_extra_info("socket")
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    nodelay(house.gateway._runner.server.connections)
