@@ -65,7 +65,7 @@ class Express(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._request: PlainRequest | None = None
         self._task: asyncio.Task[None] | None = None
-        self._parts: list[bytes] = []
+        self._begun = bytearray()
         self._missing_bytes = 0
         self._wanted = False
         self._behind = b""
@@ -144,7 +144,7 @@ class Express(asyncio.Protocol):
         if len(data) >= end:
             request.body = data[head.end : end]
         else:
-            self._parts = [data[head.end :]]
+            self._begun = bytearray(data[head.end :])
             self._missing_bytes = end - len(data)
         self._task = self._loop.create_task(self._answer(request))
         if len(data) > end:
@@ -164,11 +164,11 @@ class Express(asyncio.Protocol):
             if not self._missing_bytes:
                 self._next()
         else:
-            self._parts.append(part)
+            self._begun += part
             if not self._missing_bytes:
-                self._request.complete(b"".join(self._parts))
-                self._parts = []
-            elif not self._wanted and sum(map(len, self._parts)) > MAX_UNREAD_BYTES:
+                self._request.complete(bytes(self._begun))
+                self._begun = bytearray()
+            elif not self._wanted and len(self._begun) > MAX_UNREAD_BYTES:
                 self._stop_reading()
         return data[len(part) :]
 
@@ -217,7 +217,7 @@ class Express(asyncio.Protocol):
         if self.transport.is_closing():
             return
         self._ending |= not request.keep_alive
-        self._parts = []
+        self._begun = bytearray()
         if self._missing_bytes:
             self._go_on_reading()
             self._linger = self._loop.call_later(LINGER_S, self.transport.close)
