@@ -40,7 +40,7 @@ slow: setup
 	@$(VENV)/bin/python -m pytest -m "slow or soak or traces"
 
 lint: setup
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy && $(VENV)/bin/mypy -p replica -p router -p tools
 
 # Flags for the book of benchmarks, e.g. make bench BENCH_ARGS="siblings slow live --peers FOLDER"
 BENCH_ARGS ?=

@@ -78,7 +78,7 @@ class Booked:
         """The sums of both."""
         sums = (getattr(self, name) + getattr(other, name) for name in _COUNTS)
         sizes = zip(self.prefill_ms_of_size, other.prefill_ms_of_size, strict=True)
-        return Booked(*sums, [mine + theirs for mine, theirs in sizes])
+        return Booked(*sums, prefill_ms_of_size=[mine + theirs for mine, theirs in sizes])
 
 
 _COUNTS = [of.name for of in fields(Booked)][:-1]

@@ -89,8 +89,10 @@ def seats_of(device: Device, context: float, kv_tokens: int, slo_tpot_ms: float)
 
 def ratios(work: Work, replicas: int, gbytes_per_s: float, away: int = 1) -> list[Ratio]:
     """All of that many replicas, those that do everything first."""
-    alone = [1e3 * BUSY * max(0, replicas - less) / max(1e-9, work.both_ms) for less in (0, away)]
-    found = [Ratio(0, replicas, *alone, BOTH)]
+    all_s, fewer_s = (
+        1e3 * BUSY * max(0, replicas - less) / max(1e-9, work.both_ms) for less in (0, away)
+    )
+    found = [Ratio(0, replicas, all_s, fewer_s, BOTH)]
     for prefill in range(1, replicas):
         decode = replicas - prefill
         rate, limit = _rate(work, prefill, decode, gbytes_per_s)
