@@ -15,6 +15,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from router.serving.connection import LINGER_S
 from router.serving.http import Answer, log_unexpected
 from router.serving.lane import JsonAnswer
 from router.serving.plain import PlainRequest, head_of, read_head
@@ -23,8 +24,6 @@ MAX_UNREAD_BYTES = 128 * 1024
 """Of a body that nobody has asked for yet."""
 MAX_BEHIND_BYTES = 16 * 1024
 """Of requests that came before the one ahead of them was answered."""
-LINGER_S = 2.0
-"""How long the rest of a refused body is still read, so that its sender sees the refusal."""
 
 PlainHandler = Callable[[PlainRequest], Awaitable[Answer]]
 
@@ -50,7 +49,14 @@ class Keeper(Protocol):
 
 class Express(asyncio.Protocol):
     """One request at a time; what comes behind it waits: a little here, the rest in the socket.
-    `full`: that takes no more for now."""
+    `full`: that takes no more for now.
+
+    _request  _missing_bytes  it is
+    None      0               idle: what comes is a head, or the library's
+    set       above 0         answering while the body still comes
+    set       0               answering; the body is whole
+    None      above 0         lingering: a refused body is read, and forgotten
+    """
 
     transport: asyncio.Transport
 
@@ -173,6 +179,8 @@ class Express(asyncio.Protocol):
         return data[len(part) :]
 
     def _hand_over(self, data: bytes) -> None:
+        """To the library. It leaves one count of connections before it enters the other, so that
+        the limit never sees it twice."""
         self._go_on_reading()
         self._keeper.gone(self)
         library = self._keeper.library()

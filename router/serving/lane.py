@@ -12,10 +12,10 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_exceptions import ClientConnectionResetError
 from aiohttp.helpers import rfc822_formatted_time
-from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
+from aiohttp.http import HttpVersion11
 
 from router.serving.http import Answer, GeneratingHandler, Request, answer, id_headers, mint_id
-from router.serving.plain import PlainRequest
+from router.serving.plain import SERVER_LINE, PlainRequest
 from router.telemetry.metrics import Metrics
 from router.tenancy.admit import limit_headers
 
@@ -46,9 +46,6 @@ class Lane:
             return response
         finally:
             self._metrics.answered(self._route, status)
-
-
-_SERVER = f"Server: {SERVER_SOFTWARE}\r\n\r\n"
 
 
 class JsonAnswer(web.StreamResponse):
@@ -90,6 +87,6 @@ class JsonAnswer(web.StreamResponse):
         head = (
             f"HTTP/{version[0]}.{version[1]} 200 OK\r\n" + "\r\n".join(lines) + "\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(self._whole)}\r\n"
-            f"Date: {rfc822_formatted_time()}\r\n{_SERVER}"
+            f"Date: {rfc822_formatted_time()}\r\n{SERVER_LINE}"
         )
         return head.encode() + self._whole

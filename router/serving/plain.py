@@ -29,7 +29,8 @@ _FOR_THE_LIBRARY = frozenset(
     ("transfer-encoding", "expect", "content-encoding", "upgrade", "proxy-connection")
 )
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
-_SERVER = f"Server: {SERVER_SOFTWARE}\r\n\r\n"
+SERVER_LINE = f"Server: {SERVER_SOFTWARE}\r\n\r\n"
+"""The last line of every head, and the empty one behind it."""
 
 
 class Wire(Protocol):
@@ -125,7 +126,7 @@ def head_of(status: int, headers: Mapping[str, str], keep_alive: bool) -> bytes:
     ends = "" if keep_alive else "Connection: close\r\n"
     return (
         f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n{lines}{ends}"
-        f"Date: {rfc822_formatted_time()}\r\n{_SERVER}"
+        f"Date: {rfc822_formatted_time()}\r\n{SERVER_LINE}"
     ).encode()
 
 
@@ -156,6 +157,8 @@ class StreamAnswer:
     async def write(self, data: bytes) -> None:
         """Write, and wait while the socket is full. Raises ConnectionError."""
         self._check()
+        if not data:
+            return  # an empty chunk would be the end
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
         await self._request.protocol.drained()
 
