@@ -55,8 +55,17 @@ _UNSUPPORTED = (
     "layer_replication",
     "trainable_token_indices",
     "target_parameters",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "use_bdlora",
 )
 """What changes the result in ways that aren't computed here: absent, null, false or empty."""
+
+_INITS = ("gaussian", "eva", "orthogonal")
+"""Named starts of training that leave the model's own weights alone; of the others (PiSSA, OLoRA,
+CorDA, LoftQ) the pairs go with other weights than the model's."""
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def module_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
@@ -109,6 +118,7 @@ class AdapterFile:
             self.rank, self.scale = _read_config(read_json(folder / CONFIG_FILE))
             self._places = _read_weights(folder)
             _check(self._places, self.rank, shape)
+            _check_numbers(self._places, self.scale)
         except ModelError as error:
             raise ModelError(f"adapter {folder}: {error}") from error
         self._sizes = module_sizes(shape)
@@ -150,6 +160,9 @@ def _read_config(config: dict[str, Any]) -> tuple[int, float]:
             raise ModelError(f"'{name}' is not supported")
     if config.get("bias", "none") != "none":
         raise ModelError("'bias' is not supported (only none)")
+    init = config.get("init_lora_weights")
+    if isinstance(init, str) and init not in _INITS:
+        raise ModelError(f"'init_lora_weights' {init!r} is not supported: it changes the model")
     targets = config.get("target_modules")
     known = {module.rpartition(".")[2] for module in MODULES}
     if isinstance(targets, list):
@@ -162,12 +175,15 @@ def _read_config(config: dict[str, Any]) -> tuple[int, float]:
     rank, alpha = given.count("r"), given.number("lora_alpha")
     if not math.isfinite(alpha):
         raise ModelError(f"'lora_alpha' is {alpha}")
-    return rank, alpha / (rank**0.5 if given.flag("use_rslora", False) else rank)
+    try:
+        return rank, alpha / (rank**0.5 if given.flag("use_rslora", False) else rank)
+    except OverflowError:
+        raise ModelError(f"'r' is a number of {rank.bit_length()} bits") from None
 
 
 def _read_weights(folder: Path) -> dict[str, Place]:
     path = folder / WEIGHTS_FILE
-    if not path.exists():
+    if not path.is_file():
         pickles = sorted(each.name for each in folder.glob("adapter_model.*"))
         found = f"; {pickles[0]} is not read" if pickles else ""
         raise ModelError(f"no {WEIGHTS_FILE}: only safetensors are loaded{found}")
@@ -197,6 +213,17 @@ def _check(places: dict[str, Place], rank: int, shape: ModelShape) -> None:
         wanted = (rank, inputs) if half == "A" else (outputs, rank)
         if place.shape != wanted:
             raise ModelError(f"tensor '{name}' has shape {place.shape}, not {wanted}")
+
+
+def _check_numbers(places: dict[str, Place], scale: float) -> None:
+    """Every number finite, scaled too: a single other one spoils all that is computed with it, and
+    would look like a replica's fault, request by request."""
+    for name, place in places.items():
+        numbers = place.decoded()
+        largest = max(abs(float(numbers.min())), abs(float(numbers.max())))
+        factor = abs(scale) if name.endswith(".lora_B.weight") else 1.0
+        if not largest * factor <= _LARGEST:  # NaN isn't, either
+            raise ModelError(f"tensor '{name}' has numbers that are not finite")
 
 
 @dataclass(frozen=True, slots=True)

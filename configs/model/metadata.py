@@ -25,7 +25,10 @@ class Metadata:
         if value is _REQUIRED:
             raise ModelError(f"'{key}' is missing")
         if kind is float and type(value) is int:
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError:
+                raise ModelError(f"'{key}' is a number of {value.bit_length()} bits") from None
         if type(value) is not kind:
             raise ModelError(f"'{key}' must be {kind.__name__}, not {type(value).__name__}")
         return value

@@ -29,8 +29,11 @@ _ENCODINGS = {each.name: each for each in ENCODINGS.values() if each.weights == 
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises ModelError."""
+    """A JSON object from a file. Raises ModelError, also for what is a pipe or a device: such a
+    read need not end."""
     try:
+        if not path.is_file():
+            raise FileNotFoundError("no such file")
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: {error}") from error

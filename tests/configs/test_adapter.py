@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,13 @@ def test_the_digest_is_of_what_decides_the_effect(tmp_path: Path) -> None:
         ({"r": None}, "'r' is missing"),
         ({"lora_alpha": float("inf")}, "'lora_alpha' is inf"),
         ({"lora_alpha": "16"}, "'lora_alpha' must be float"),
+        ({"lora_alpha": 10**400}, "'lora_alpha' is a number of 1329 bits"),
+        ({"lora_alpha": 1e300}, "not finite"),
+        ({"r": 10**400}, "'r' is a number of 1329 bits"),
+        ({"r": 10**400, "use_rslora": True}, "'r' is a number of 1329 bits"),
+        ({"init_lora_weights": "pissa_niter_16"}, "'init_lora_weights' 'pissa_niter_16'"),
+        ({"alora_invocation_tokens": [1, 2]}, "'alora_invocation_tokens'"),
+        ({"arrow_config": {"top_k": 2}}, "'arrow_config'"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
@@ -96,6 +104,27 @@ def test_tensors_that_do_not_fit_are_refused(
     tensors = adapter_tensors(SHAPE) | {name: np.zeros(size, np.float32)}
     with pytest.raises(ModelError, match=words):
         AdapterFile(save_adapter(tmp_path, tensors, adapter_config()), SHAPE)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, number: float) -> None:
+    tensors = adapter_tensors(SHAPE)
+    tensors[f"{Q_PROJ}.lora_B.weight"][3, 1] = number
+    with pytest.raises(ModelError, match=r"q_proj.lora_B.weight' has numbers that are not finite"):
+        AdapterFile(save_adapter(tmp_path, tensors, adapter_config()), SHAPE)
+
+
+@pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
+def test_pipes_and_devices_are_never_read(tmp_path: Path, name: str) -> None:
+    write_adapter(tmp_path, SHAPE)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelError, match=name):
+        AdapterFile(tmp_path, SHAPE)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match=name):
+        AdapterFile(tmp_path, SHAPE)
 
 
 def test_half_a_pair_is_refused(tmp_path: Path) -> None:
