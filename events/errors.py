@@ -21,6 +21,11 @@ QUEUE_LONGER = "queue_longer"
 """The code of a replica whose queue is far longer than the router believed."""
 
 
+ADAPTER_LOAD_FAILED = "adapter_load_failed"
+ADAPTER_NOT_FINITE = "adapter_not_finite"
+"""The codes of what only a LoRA adapter is to blame for, never the replica."""
+
+
 class CoreError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error as it crosses processes; the gateway turns it into OpenAI's error body.
 

@@ -7,7 +7,15 @@ WarmrouteError
 
 from __future__ import annotations
 
-from events.errors import DRAINING, ENGINE_GONE, QUEUE_LONGER, CoreError, WarmrouteError
+from events.errors import (
+    ADAPTER_LOAD_FAILED,
+    ADAPTER_NOT_FINITE,
+    DRAINING,
+    ENGINE_GONE,
+    QUEUE_LONGER,
+    CoreError,
+    WarmrouteError,
+)
 
 TRANSPORT = "transport"
 REFUSED = "refused"
@@ -36,9 +44,11 @@ class AttemptError(WarmrouteError):
 
     @property
     def replica_fault(self) -> bool:
-        """Whether a breaker may count it: transport, timeouts and 5xx, never a caller's mistake."""
+        """Whether a breaker may count it: transport, timeouts and 5xx, never a caller's mistake or
+        an adapter's: the model itself and other adapters are well there."""
         if self.kind == ERROR:
-            return self.error.status >= 500
+            spared = self.error.code in (ADAPTER_LOAD_FAILED, ADAPTER_NOT_FINITE)
+            return self.error.status >= 500 and not spared
         return self.kind in (TRANSPORT, TIMEOUT)
 
     @property

@@ -21,9 +21,16 @@ from replica.runner.batch import NO_ADAPTERS, ForwardBatch, build_batch, row_ord
 from replica.runner.mover import PoolMover
 from replica.runner.pending import LastTokens
 from replica.runner.pool import KVPool
-from replica.sampling.logits import NOT_FINITE, Sampled, sample
+from replica.sampling.logits import Sampled, sample
 from replica.sampling.scores import score
-from replica.sched.plan import ExecutionPlan, ExecutionResult, PlanRow, RowResult, SampleSpec
+from replica.sched.plan import (
+    NOT_FINITE,
+    ExecutionPlan,
+    ExecutionResult,
+    PlanRow,
+    RowResult,
+    SampleSpec,
+)
 
 _UNFILLED = Sampled(None, error="the plan before gave no token to go on from")
 

@@ -17,9 +17,7 @@ from replica.sampling.edits import apply_edits, has_edits
 from replica.sampling.masks import apply_grammars
 from replica.sampling.rng import uniforms
 from replica.sampling.truncate import distribution
-from replica.sched.plan import NOTHING_LEFT, SampleSpec
-
-NOT_FINITE = "the model gave logits that are not finite"
+from replica.sched.plan import NOT_FINITE, NOTHING_LEFT, SampleSpec
 
 COLDEST = 1e-5
 """Below this temperature the best token is taken, as vLLM does: one that is zero as a float32 would

@@ -147,6 +147,11 @@ class Scan:
         self._wanted: set[str] = set()
         self._starved = ""
 
+    @property
+    def starves(self) -> bool:
+        """Whether somebody has waited for a place for long."""
+        return bool(self._starved)
+
     def admits(self, request: Request) -> bool:
         """Whether its adapter is in memory and has a place; asked in service order."""
         name = request.adapter

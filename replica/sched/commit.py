@@ -15,8 +15,20 @@ from replica.cache.node import Node
 from replica.engine.messages import ChildOutput
 from replica.sched.ledger import Limits
 from replica.sched.lifecycle import Lifecycle
-from replica.sched.plan import NOTHING_LEFT, ExecutionPlan, ExecutionResult, PlanRow, RowResult
-from replica.sched.refusals import engine_failure, grammar_failure, nothing_left
+from replica.sched.plan import (
+    NOT_FINITE,
+    NOTHING_LEFT,
+    ExecutionPlan,
+    ExecutionResult,
+    PlanRow,
+    RowResult,
+)
+from replica.sched.refusals import (
+    adapter_not_finite,
+    engine_failure,
+    grammar_failure,
+    nothing_left,
+)
 from replica.sched.request import Request, State
 from replica.sched.tiers import StoredBlock
 
@@ -200,4 +212,6 @@ def _failure(request: Request, error: str = "") -> CoreError:
     grammar = request.spec.grammar
     if grammar is not None and grammar.failed:
         return grammar_failure()
+    if request.adapter and error == NOT_FINITE:
+        return adapter_not_finite(request.adapter)
     return nothing_left() if error == NOTHING_LEFT else engine_failure()

@@ -7,9 +7,14 @@ has cost as much as computing it again, then released, its full blocks being pub
 twice what the best choice with hindsight costs (rent or buy: Karlin, Manasse, Rudolph and Sleator
 1988). A reader that stays slow would have that again and again: whose holds have cost ABORT_FACTOR
 times what its whole answer would cost anew is ended.
+
+A place for an adapter is not shared out by the block: whoever waits for one for long gets that of
+the adapter that only held requests use, as if they had been kept for as long as it pays.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from replica.sched.lifecycle import Lifecycle
 from replica.sched.refusals import slow_reader
@@ -32,13 +37,18 @@ class Holding:
         self._timing = timing
         self._reviewed_s = 0.0
 
-    def review(self, now_s: float, usable_blocks: int, wanted: bool) -> None:
+    def review(
+        self, now_s: float, usable_blocks: int, wanted: bool, places_wanted: bool = False
+    ) -> None:
         """Before a plan. `wanted`: somebody waited for want of blocks when the last one was made;
-        without that it costs nobody anything to keep them."""
+        without that it costs nobody anything to keep them. `places_wanted`: somebody had waited
+        for long for a place for its adapter."""
         passed_s = now_s - self._reviewed_s
         if passed_s < REVIEW_S:
             return
         self._reviewed_s = now_s
+        if places_wanted:
+            self._give_place()
         if not wanted:
             return
         for request in list(self._lifecycle.table.held):
@@ -47,8 +57,22 @@ class Holding:
                 request.rent_ms += 1e3 * min(passed_s, MOST_S) * sole / usable_blocks
                 self._choose(request)
 
+    def _give_place(self) -> None:
+        """Of the adapters that nobody uses but who is held, the least recently used one's."""
+        held = [each for each in self._lifecycle.table.held if each.holds_adapter]
+        idle = Counter(each.adapter for each in held)
+        used = self._lifecycle.adapters.references
+        name = next((name for name, count in used.items() if 0 < count == idle[name]), None)
+        for request in held:
+            if request.adapter == name:
+                request.rent_ms = self._again_ms(request)
+                self._choose(request)
+
+    def _again_ms(self, request: Request) -> float:
+        return self._timing.prefill.predict_ms(0, request.committed)
+
     def _choose(self, request: Request) -> None:
-        again_ms = self._timing.prefill.predict_ms(0, request.committed)
+        again_ms = self._again_ms(request)
         if request.rent_ms < again_ms:
             return
         # Had it been looked at in time it would have cost no more than this.

@@ -83,6 +83,7 @@ class ExecutionPlan:
 
 
 NOTHING_LEFT = "no token is left to sample from"
+NOT_FINITE = "the model gave logits that are not finite"
 """The error of a row whose own request bars every token."""
 
 

@@ -62,7 +62,8 @@ class Draft:
 class Planner:
     """Reads and moves requests; truth about computed tokens is the commit's alone.
 
-    `short_of_blocks`: the first that waits does so for want of blocks, as of the last plan.
+    As of the last plan: `short_of_blocks`, the first that waits does so for want of blocks;
+    `short_of_places`, somebody has waited for long for a place for its adapter.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Planner:
         self.displaced: Counter[str] = Counter()
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        self.short_of_blocks = False
+        self.short_of_blocks = self.short_of_places = False
         self._started: list[Request] = []
         self._ledger = ledger
         self._limits = ledger.limits
@@ -221,13 +222,14 @@ class Planner:
 
     def _admit_waiting(self, draft: Draft, now_s: float) -> None:
         """Start what fits beside those that run."""
-        self.short_of_blocks = False
+        self.short_of_blocks = self.short_of_places = False
         adapters, left = self._lifecycle.adapters.scan(now_s), SCAN_REQUESTS
         for request in self._table.waiting[:MAX_SCAN_REQUESTS]:
             if not left or draft.unloaded > self._limits.max_loads:
                 return
             if request.adapter and not adapters.admits(request):
                 self.later["adapter"] += 1
+                self.short_of_places = adapters.starves
                 continue
             left -= 1
             if self._follows(request, draft):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.errors import ENGINE_GONE, CoreError
+from events.errors import ADAPTER_LOAD_FAILED, ADAPTER_NOT_FINITE, ENGINE_GONE, CoreError
 
 
 def too_long(message: str) -> CoreError:
@@ -100,9 +100,19 @@ def adapter_failed(name: str, started: bool) -> CoreError:
         status=503,
         message=f"The adapter '{name}' could not be loaded.",
         type="server_error",
-        code="adapter_load_failed",
+        code=ADAPTER_LOAD_FAILED,
         retry_after_s=1.0,
         reroute=not started,
+    )
+
+
+def adapter_not_finite(name: str) -> CoreError:
+    """What is computed with its LoRA adapter leaves the range of numbers."""
+    return CoreError(
+        status=500,
+        message=f"The model gave no finite numbers with the adapter '{name}'.",
+        type="server_error",
+        code=ADAPTER_NOT_FINITE,
     )
 
 

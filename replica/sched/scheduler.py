@@ -211,9 +211,12 @@ class Scheduler:
 
     def _plan(self, now_s: float, ahead: bool = False) -> ExecutionPlan | None:
         self.service.advance(now_s)
-        self._holding.review(now_s, self.ledger.usable_blocks, self.planner.short_of_blocks)
-        plan = self.planner.plan(PlanId(self.last_plan + 1), now_s, ahead)
-        self.service.started(self.planner.take_started())
+        planner = self.planner
+        self._holding.review(
+            now_s, self.ledger.usable_blocks, planner.short_of_blocks, planner.short_of_places
+        )
+        plan = planner.plan(PlanId(self.last_plan + 1), now_s, ahead)
+        self.service.started(planner.take_started())
         if plan is not None:
             self.last_plan = plan.plan_id
             self.in_flight.append(plan)

@@ -11,8 +11,7 @@ from events.request import SamplingParams
 from replica.runner.batch import PlanError
 from replica.runner.build import build_runner
 from replica.runner.runner import ModelRunner
-from replica.sampling.logits import NOT_FINITE
-from replica.sched.plan import ChildId, ExecutionPlan, PlanId, PlanRow
+from replica.sched.plan import NOT_FINITE, ChildId, ExecutionPlan, PlanId, PlanRow
 from tests.fakes.tiny_model import write_tiny_gguf
 from tests.replica.runner.driver import Child, Driver, with_seed
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from events.request import SamplingParams
 from replica.sampling import logits as logits_module
-from replica.sampling.logits import NOT_FINITE, draw, sample
+from replica.sampling.logits import draw, sample
 from replica.sampling.truncate import distribution
-from replica.sched.plan import NOTHING_LEFT, SampleSpec
+from replica.sched.plan import NOT_FINITE, NOTHING_LEFT, SampleSpec
 
 DRAWS = 4000
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -14,9 +15,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from events.errors import ADAPTER_NOT_FINITE
 from replica.sched.adapters import PATIENCE_S
 from replica.sched.invariants import check_scheduler
-from replica.sched.plan import ExecutionPlan
+from replica.sched.plan import NOT_FINITE, ExecutionPlan
 from replica.sched.planner import SCAN_REQUESTS
 from tests.fakes.adapter_loader import FakeAdapters
 from tests.replica.sched.rig import Bench, sampling, tokens_of
@@ -88,6 +90,16 @@ def test_a_failed_load_is_told_to_those_who_wait_and_the_next_one_tries_again() 
     bench.assert_empty()
 
 
+def test_numbers_that_are_not_finite_are_the_adapters_fault() -> None:
+    bench = bench_of()
+    children = [bench.add(tokens_of(1, 5), adapter=adapter) for adapter in ("a", "")]
+    loader(bench).finish_all()
+    bench.runner.faults.row_errors.update(dict.fromkeys(children, NOT_FINITE))
+    bench.run()
+    errors = [bench.outputs[child][-1].error for child in children]
+    assert [error and error.code for error in errors] == [ADAPTER_NOT_FINITE, "engine_error"]
+
+
 def test_an_unknown_adapter_is_refused_at_once() -> None:
     bench = bench_of()
     for adapters in (bench, Bench()):
@@ -112,6 +124,31 @@ def test_no_more_different_ones_are_in_use_than_may_be() -> None:
     bench.assert_right()
     # All four found room in memory, so that none was loaded twice.
     assert bench.scheduler.adapters.state().loads == 4
+
+
+@pytest.mark.parametrize("in_memory", [2, 3])
+def test_who_is_held_gives_up_the_place_that_another_adapter_waits_for(in_memory: int) -> None:
+    bench = bench_of(in_memory=in_memory, in_use=2)
+    held = [
+        bench.add(tokens_of(seed, 5), sampling(9), adapter=name)
+        for seed, name in ((1, "a"), (2, "b"))
+    ]
+    bench.step()
+    loader(bench).finish_all()
+    bench.step()
+    for child in held:
+        bench.scheduler.lifecycle.hold(child)
+    other = bench.add(tokens_of(3, 5), adapter="c")
+    for _ in range(20):
+        bench.step()
+        loader(bench).finish_all()
+    bench.assert_right(other)
+    assert [each.holds_adapter for each in bench.scheduler.table] == [False, True]
+    for child in held:
+        bench.scheduler.lifecycle.resume(child)
+    bench.run()
+    bench.assert_right()
+    bench.assert_empty()
 
 
 def test_who_nobody_uses_leaves_first_and_who_is_used_stays() -> None:

@@ -7,7 +7,13 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from events.errors import QUEUE_LONGER, CoreError, UserError
+from events.errors import (
+    ADAPTER_LOAD_FAILED,
+    ADAPTER_NOT_FINITE,
+    QUEUE_LONGER,
+    CoreError,
+    UserError,
+)
 from events.output import CacheCleared, LinkWelcome
 from events.request import LINK_VERSION, Abort, SamplingParams
 from events.wire import encode
@@ -83,6 +89,14 @@ async def test_reroute_is_retried_elsewhere_and_is_no_fault(rig: Rig) -> None:
     rig.replicas[0].script = refuse(BUSY)
     assert await collect(rig.run()) == "one two three"
     assert rig.chooser.statuses == ["refused", "ok"]
+    assert not rig.chooser.outcomes[0][1].replica_fault
+
+
+@pytest.mark.parametrize("code", [ADAPTER_LOAD_FAILED, ADAPTER_NOT_FINITE])
+async def test_R11_what_only_an_adapter_is_to_blame_for_is_no_fault(rig: Rig, code: str) -> None:
+    rig.replicas[0].script = refuse(CoreError(status=500, message="it", code=code))
+    assert await collect(rig.run()) == "one two three"
+    assert rig.chooser.statuses == ["error", "ok"]
     assert not rig.chooser.outcomes[0][1].replica_fault
 
 
