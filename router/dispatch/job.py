@@ -12,6 +12,7 @@ from router.choice.route import HandOff, RouteQuery
 
 LEAST_TIMEOUT_S = 1.0
 LEAST_DEADLINE_MS = 1.0
+UNREAD = KeyChain(b"", b"")
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -57,6 +58,11 @@ class Job(Struct, frozen=True, kw_only=True):
         """Length of the prompt."""
         return len(self.prompt) // 4
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether each token of the prompt is scored: all of it is computed, whatever is cached."""
+        return self.sampling.prompt_logprobs is not None
+
     def after(self, waited_s: float) -> Job:
         """The same with what is left of its deadlines."""
         if not waited_s:
@@ -88,13 +94,14 @@ class Job(Struct, frozen=True, kw_only=True):
 
     def query(self, leg: Leg, unable: frozenset[str] = frozenset()) -> RouteQuery:
         """What the chooser is asked: anybody but who failed or is `unable`. Tokens that were
-        delivered already are prompt by now."""
+        delivered already are prompt by now, and by then the prompt has been scored."""
+        unread = self.scores_prompt and not leg.carried_tokens
         return RouteQuery(
             request_id=self.request_id,
             attempt=leg.attempt,
             tenant=self.tenant,
             pool=self.pool,
-            chain=self.chain,
+            chain=UNREAD if unread else self.chain,
             prompt_tokens=self.prompt_tokens + leg.carried_tokens,
             max_tokens=self.sampling.n * self.sampling.max_tokens - leg.carried_tokens,
             block_tokens=self.block_tokens,

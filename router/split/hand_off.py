@@ -70,7 +70,7 @@ class Splitter:
 
     def may(self, job: Job) -> bool:
         """As Splits.may says."""
-        return job.pin is None and self.pairing.splits(job.pool)
+        return job.pin is None and not job.scores_prompt and self.pairing.splits(job.pool)
 
     def begin(self, job: Job, leg: Leg, unable: frozenset[str]) -> asyncio.Task[HandOff] | HandOff:
         """As Splits.begin says. Cancelling the task stops the work at the other end."""

@@ -187,3 +187,27 @@ async def test_P11_a_body_that_says_it_is_too_large_is_not_waited_for(
     async with house.post(http, "/v1/completions", COMPLETION) as response:
         assert response.status == 200
     await house.settled()
+
+
+async def test_P10_a_prompt_that_is_scored_finds_nothing_and_that_is_no_false_hit(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    body = {**COMPLETION, "prompt": "the same few examples before each question " * 10}
+
+    async def cached(**fields: Any) -> tuple[int, float]:
+        """Of the prompt, as predicted; and the least that a replica is trusted afterwards."""
+        async with house.post(http, "/v1/completions", {**body, **fields}) as response:
+            assert response.status == 200, await response.text()
+            decision = response.headers["x-warmroute-decision"]
+        async with http.get(f"{house.url}/router/decisions/{decision}") as response:
+            decided = (await response.json())["decision"]
+        (pool,) = house.fleet.pools()
+        trust = min(member.trust.value for member in house.fleet.members(pool))
+        return decided["predicted_cached_tokens"], trust
+
+    assert await cached() == (0, 1.0)
+    for _ in range(3):
+        assert await cached(echo=True, logprobs=1) == (0, 1.0)
+    warm_tokens, trust = await cached()
+    assert warm_tokens >= 32
+    assert trust < 1.0  # the scripted replica found nothing, which only here is a false hit

@@ -354,3 +354,13 @@ async def test_prompts_are_made_warm_first_where_they_will_be_answered(
     places = [await warmed(f"number {number} " * 40, 1) for number in range(6)]
     assert places == [["d0"]] * 6
     assert await warmed("everywhere " * 40, 2) == ["d0", "p0"]
+
+
+async def test_P10_a_prompt_that_is_scored_is_computed_where_it_is_answered(
+    split: House, http: aiohttp.ClientSession
+) -> None:
+    computes, answers = by_role(split)
+    answer = await ask(split, http, echo=True, logprobs=1)
+    decided = await decision_of(split, http, answer)
+    assert decided["replica"] == answers.replica_id
+    assert not computes.calls
