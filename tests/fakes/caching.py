@@ -11,7 +11,7 @@ import numpy as np
 
 from events.digest import positions
 from events.feed import FeedListener
-from events.load import ReplicaLoad
+from events.load import AdapterNote, ReplicaHello, ReplicaLoad
 from events.request import CoreRequest
 from kvstore.identity import KeyChain, Namespace, chain
 from tests.fakes.replica import DIGEST, Call, FakeReplica
@@ -21,8 +21,16 @@ class CachingReplica(FakeReplica):
     """`queued_tokens`: what its heartbeats say that waits there. While `gate` is not set, nothing
     is answered."""
 
-    def __init__(self, replica_id: str, *, cluster_key: bytes, **settings: Any) -> None:
+    def __init__(
+        self,
+        replica_id: str,
+        *,
+        cluster_key: bytes,
+        adapters: tuple[AdapterNote, ...] = (),
+        **settings: Any,
+    ) -> None:
         super().__init__(replica_id, cluster_key=cluster_key, script=self._serve, **settings)
+        self.adapters = adapters
         self.held: set[bytes] = set()
         self.computed_tokens = 0
         self.queued_tokens = 0
@@ -36,6 +44,9 @@ class CachingReplica(FakeReplica):
         self._listener = listener
         super().announce(listener, every_s)
 
+    def hello(self) -> ReplicaHello:
+        return msgspec.structs.replace(super().hello(), adapters=self.adapters)
+
     def load(self) -> ReplicaLoad:
         return msgspec.structs.replace(
             super().load(),
@@ -48,7 +59,7 @@ class CachingReplica(FakeReplica):
         """As a real replica names the blocks of this request."""
         return chain(
             self._cluster_key,
-            Namespace.of_hello(self.hello()),
+            Namespace.of_hello(self.hello()).adapted(request.adapter),
             request.salt,
             request.prompt,
             request.public_cut_blocks,

@@ -54,6 +54,7 @@ class House:
         )
         self.bus = MemoryBus()
         self.revision_cards: dict[str, ModelCard] = {}
+        self.adapters: dict[str, str] = {}
         self.card = card
         self.replicas = [self.new_replica(f"r{number}") for number in range(replicas)]
         self.gateway: Gateway
@@ -64,7 +65,8 @@ class House:
         return FakeReplica(name, **(settings | changes))
 
     async def __aenter__(self) -> House:
-        self.gateway = Gateway(self.config, self.card, self.bus, self.revision_cards)
+        more = self.revision_cards, self.adapters
+        self.gateway = Gateway(self.config, self.card, self.bus, *more)
         await self.gateway.start()
         for replica in self.replicas:
             await replica.__aenter__()

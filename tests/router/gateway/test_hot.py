@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from configs.model.card import ModelCard
+from events.load import AdapterNote
 from events.scale import ScaleSignal
 from events.secrets import link_secret
 from router.replication import replicate
@@ -25,6 +26,7 @@ from tests.waiting import until
 
 HEAD = "You are the assistant of a library, and you know each of its books by heart. " * 8
 CANARY = "canary-of-the-hot-head"
+LIBRARIAN = AdapterNote("tiny/librarian", "content", True, 1.0)
 
 
 class Library(House):
@@ -46,10 +48,15 @@ class Library(House):
         return replica
 
     async def ask(
-        self, http: aiohttp.ClientSession, tail: object, key: str = "alice", head: str | None = None
+        self,
+        http: aiohttp.ClientSession,
+        tail: object,
+        key: str = "alice",
+        head: str = HEAD,
+        model: str = "tiny",
     ) -> str:
         """Who answered a prompt with the head."""
-        body = {**COMPLETION, "prompt": f"{HEAD if head is None else head}{tail}"}
+        body = {**COMPLETION, "model": model, "prompt": f"{head}{tail}"}
         async with self.post(http, "/v1/completions", body, key=KEYS[key]) as response:
             assert response.status == 200, await response.text()
             name = response.headers["x-warmroute-replica"]
@@ -66,11 +73,11 @@ class Library(House):
         totals = self.services.replicator.copies.totals
         return lambda: totals[why, status] > 0
 
-    async def make_hot(self, http: aiohttp.ClientSession) -> CachingReplica:
+    async def make_hot(self, http: aiohttp.ClientSession, model: str = "tiny") -> CachingReplica:
         """A head that one replica holds alone; the others are told apart from it by name."""
         names = set()
         for tail in range(7):
-            names.add(await self.ask(http, tail))
+            names.add(await self.ask(http, tail, model=model))
         (name,) = names
         await until(lambda: bool(self.services.replicator.heat.heads))
         return next(replica for replica in self.replicas if replica.replica_id == name)
@@ -88,6 +95,7 @@ async def library(tiny_card: ModelCard) -> AsyncIterator[Callable]:
 
         async def make(replicas: int = 3, **settings: Any) -> Library:
             house = Library(tiny_card, replicas, settings)
+            house.adapters = {LIBRARIAN.name: LIBRARIAN.digest}
             await stack.enter_async_context(house)
             return house
 
@@ -163,6 +171,22 @@ async def test_E8_a_joining_replica_computes_the_hot_head_before_it_is_asked_for
     await until(lambda: all(m.load.waiting for m in map(house.fleet.member, ("r0", "r1"))))
     assert await house.ask(http, "after it joined") == "r9"
     assert newcomer.computed_tokens < 2 * call.prompt_tokens
+    await house.settled()
+
+
+async def test_E8_an_adapters_hot_head_is_computed_with_it_by_who_serves_it(
+    library: Callable, http: aiohttp.ClientSession
+) -> None:
+    house: Library = await library(0)
+    first = await house.join("r0", adapters=(LIBRARIAN,))
+    assert await house.make_hot(http, LIBRARIAN.name) is first
+    other = await house.join("r8")
+    newcomer = await house.join("r9", adapters=(LIBRARIAN,))
+    await until(house.ended("joined"))
+    (call,) = newcomer.calls
+    assert call.request.adapter == (LIBRARIAN.name, LIBRARIAN.digest)
+    assert newcomer.held <= first.held
+    assert not other.calls
     await house.settled()
 
 
