@@ -114,6 +114,10 @@ class AdapterFile:
     def __init__(self, folder: Path, shape: ModelShape) -> None:
         """Raises ModelError for a folder that is malformed, unsafe, not supported, or not of this
         model."""
+        if not (folder / CONFIG_FILE).exists():
+            raise ModelError(
+                f"adapter {folder}: no {CONFIG_FILE} in it; an adapter is a folder as PEFT saves it"
+            )
         try:
             self.rank, self.scale = _read_config(read_json(folder / CONFIG_FILE))
             self._places = _read_weights(folder)

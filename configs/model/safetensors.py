@@ -35,7 +35,9 @@ def read_json(path: Path) -> dict[str, Any]:
         if not path.is_file():
             raise FileNotFoundError("no such file")
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: {error}") from error
     if not isinstance(found, dict):
         raise ModelError(f"{path}: not a JSON object")
@@ -164,6 +166,11 @@ class FolderWeights:
 
     def __init__(self, folder: Path) -> None:
         """Raises ModelError for a folder that is malformed, incomplete or not supported."""
+        if not (folder / "config.json").exists():
+            raise ModelError(
+                f"{folder}: no config.json in it; a model is a GGUF file, or a folder with "
+                "config.json and safetensors files"
+            )
         try:
             self.shape = read_shape(read_json(folder / "config.json"))
             self._places = self._read(folder)

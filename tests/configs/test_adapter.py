@@ -36,6 +36,11 @@ def test_pairs_come_with_their_scale(tmp_path: Path) -> None:
     assert file.bytes == sum(array.nbytes for array in tensors.values())
 
 
+def test_a_folder_without_an_adapter_says_what_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="in it; an adapter is a folder as PEFT"):
+        AdapterFile(tmp_path / "missing", SHAPE)
+
+
 def test_rank_stabilised_scale(tmp_path: Path) -> None:
     write_adapter(tmp_path, SHAPE, rank=4, lora_alpha=6.0, use_rslora=True)
     assert AdapterFile(tmp_path, SHAPE).scale == 3.0

@@ -169,6 +169,11 @@ def test_unsupported_folders_are_refused(
         open_weights(tmp_path)
 
 
+def test_a_folder_without_a_model_says_what_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="in it; a model is a GGUF file, or a folder"):
+        open_weights(tmp_path)
+
+
 def test_sliding_window_bounds_the_context(tmp_path: Path) -> None:
     write_tiny_folder(tmp_path, kind="mistral")
     config = folder_config("mistral") | {"sliding_window": 512}

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -33,6 +33,7 @@ from tools.up.options import (
 )
 from tools.up.remote import RemoteStore, named_store
 from tools.up.state import ClusterState, lock, open_state, write_cluster
+from tools.up.together import together
 
 READY_S = 120.0
 LINK_S = 30.0
@@ -122,6 +123,10 @@ class LocalCluster:
         self._say(f"bus      nats-server on {self._nats.url}")
         self._watchers.append(asyncio.create_task(self._keep_bus(self._nats)))
 
+    async def _started(self, starting: Mapping[str, Coroutine[None, None, T]]) -> list[T]:
+        logs = self.state.log("").parent
+        return await together(starting, self._say, f"up to {READY_S:.0f} s; logs: {logs}")
+
     def _child(self, name: str, module: str, bus: BusConfig, extra: tuple[str, ...] = ()) -> Child:
         environ = {
             "WARMROUTE_BUS__USER": bus.user,
@@ -139,7 +144,7 @@ class LocalCluster:
             return
         kv = kv_config(self._options, self.state)
         self._kvd = self._child("kvd", "kvstore.kvd", BusConfig())
-        await self._kvd.start(READY_S)
+        await self._started({"kvd": self._kvd.start(READY_S)})
         self._say(f"kvd      {kv.host_bytes >> 20} MiB of KV memory for all replicas")
         self._watch(self._kvd)
 
@@ -156,7 +161,7 @@ class LocalCluster:
         if self._remote is not None:
             for child in self._replicas:
                 child.environ |= self._remote.environ
-        await _together([self._start_replica(child) for child in self._replicas])
+        await self._started({child.name: self._start_replica(child) for child in self._replicas})
 
     async def _start_replica(self, child: Child) -> None:
         began = time.monotonic()
@@ -173,7 +178,7 @@ class LocalCluster:
             for name in backend_names(self._options)
         ]
         for child in self._bridges:
-            url = await child.start(READY_S)
+            (url,) = await self._started({child.name: child.start(READY_S)})
             self._say(f"bridge   {child.name} beside {url}")
             self._watch(child)
 
@@ -185,7 +190,8 @@ class LocalCluster:
             child = self._child(name, "router.app", self._nats.router(name))
             child.environ |= {"WARMROUTE_ROUTER__ID": name, _PORT: str(port)}
             self._routers.append(child)
-        self.urls = tuple(await _together([self._start_router(child) for child in self._routers]))
+        starting = {child.name: self._start_router(child) for child in self._routers}
+        self.urls = tuple(await self._started(starting))
         self._keep_port()
         for url in self.urls:
             await self._wait_linked(url)
@@ -301,13 +307,3 @@ class LocalCluster:
 def _reason(child: Child, status: int) -> str:
     """Why it ended: whoever gives up by itself has said so last."""
     return f"signal {-status}" if status < 0 else f"status {status}: {child.last_words()}"
-
-
-async def _together(starting: Sequence[Coroutine[None, None, T]]) -> list[T]:
-    """All results; the first failure ends the others."""
-    tasks = [asyncio.create_task(one) for one in starting]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
