@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import OpenAI
 
 from tests.e2e.conftest import MODEL
 from tests.e2e.up import Up
+from tests.waiting import wait_until
 from tools import cli
 
 PROMPT = "You are the assistant of a library with very many books and very few readers. " * 8
@@ -65,17 +67,23 @@ def test_explain_tells_what_then_happens(up: Up, client: OpenAI, tmp_path: Path)
         model=MODEL, messages=messages, max_tokens=2
     )
     before = up.get_json("/router/decisions?limit=1")
-    told = command(up, "explain", str(file), "--json")
-    assert told.returncode == 0, told.stderr
-    answer = json.loads(told.stdout)
-    assert answer["replica"] == made.headers["x-warmroute-replica"]
+
+    def explained() -> dict[str, Any]:
+        told = command(up, "explain", str(file), "--json")
+        assert told.returncode == 0, told.stderr
+        assert "machine" not in told.stdout
+        return json.loads(told.stdout)
+
+    # A busy machine can make the other replica the better one for a while.
+    wait_until(lambda: explained()["replica"] == made.headers["x-warmroute-replica"])
+    answer = explained()
     assert answer["prompt_tokens"] == made.parse().usage.prompt_tokens
     assert answer["predicted_cached_tokens"] > 64
     shown = command(up, "explain", "--prompt", "machine " * 60)
     assert shown.returncode == 0, shown.stderr
     assert "matched blocks" in shown.stdout
     assert "would get it" in shown.stdout
-    assert "machine" not in told.stdout + shown.stdout
+    assert "machine" not in shown.stdout
     assert up.get_json("/router/decisions?limit=1") == before
 
 

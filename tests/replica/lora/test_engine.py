@@ -24,7 +24,7 @@ SCHEDULES = {
     "batched": Schedule(),
     "three in memory": Schedule(max_adapters=3),
     "chunked": Schedule(max_step_tokens=10),
-    "preempted": Schedule(total_blocks=16, horizon_tokens=1),
+    "preempted": Schedule(total_blocks=12, horizon_tokens=1, max_adapters=3),
     "retracted": Schedule(retract_every_steps=5),
     "overlapped": Schedule(overlap=True, max_step_tokens=24),
 }
@@ -74,6 +74,8 @@ def test_adapters_change_what_is_said(served: Served) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_c11_every_schedule_gives_the_tokens_of_merged_weights(served: Served, name: str) -> None:
     engine = Engine(served.runner, SCHEDULES[name], served.runner.adapters)
+    if name == "preempted":  # adapters in memory, and answers that were short so far
+        engine.run(prompts(), 1, NAMES)
     cold = engine.run(prompts(), WANTED, NAMES)
     assert cold.tokens == served.wanted
     assert (cold.preemptions > 0) == (name in ("preempted", "retracted"))
@@ -82,4 +84,4 @@ def test_c11_every_schedule_gives_the_tokens_of_merged_weights(served: Served, n
     assert warm.tokens == served.wanted
     assert sum(warm.cached_tokens) > 0
     evictions = engine.scheduler.adapters.state().evictions
-    assert (evictions > 0) == (name != "three in memory")
+    assert (evictions > 0) == (SCHEDULES[name].max_adapters != 3)

@@ -125,7 +125,7 @@ async def test_O8_what_another_server_says_is_for_its_client_alone(
     async def quote(asked: Asked) -> None:
         if status == 200:
             await asked.head()
-            await asked.chunk(b"data: {" + CANARY.encode() + b"\n\n")
+            await asked.chunk(b'data: {"text": "' + CANARY.encode() + b'"}\n\n')
             asked.cut()
         else:
             error = {"message": f"bad: {CANARY}", "type": CANARY, "code": CANARY}
