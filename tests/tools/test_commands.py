@@ -58,6 +58,7 @@ def test_a_wrong_flag_is_refused_before_anything_starts(
         ("up --cluster a.b", "--cluster: an id needs"),
         ("up --kv-host here", "--kv-host takes auto, inproc, off"),
         ("up --bridge", "--bridge needs a --backend"),
+        ("up --no-cache-salt", "--no-cache-salt needs a --backend"),
         ("sim {tmp}/missing.jsonl", "missing.jsonl: No such file"),
         ("up --model {tmp}/missing.gguf", "no model at"),
         ("warm {tmp}/p.jsonl --state {tmp}/none", "no cluster in"),

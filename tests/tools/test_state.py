@@ -109,12 +109,14 @@ def test_servers_of_other_kinds_share_what_the_replicas_say(tmp_path: Path) -> N
             *("--replicas", "0", "--backend", "http://127.0.0.1:8100", "--backend-model", "up"),
             *("--model", str(write_tiny_gguf(tmp_path / "m.gguf"))),
             *("--backend", "http://127.0.0.1:8101", "--block-tokens", "32", "--bridge"),
+            "--no-cache-salt",
         ]
     )
     config = cluster_config(options, open_state(tmp_path / "state"), "nats://127.0.0.1:1")
     assert [backend.id for backend in config.backends] == ["b0", "b1"]
     assert {backend.block_tokens for backend in config.backends} == {32}
     assert {backend.events for backend in config.backends} == {"bridge"}
+    assert not any(backend.cache_salt for backend in config.backends)
     assert config.replicas == ()
 
 

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
+from events.load import OWN_ENGINE
 from tools.admin import AdminClient
 from tools.doctor.finding import Finding, Verdict
 
@@ -51,7 +52,10 @@ async def cluster_findings(admin: AdminClient) -> AsyncIterator[Finding]:
     yield Finding(verdict, "replicas", f"{len(serving)} of {len(replicas)} take requests")
     for alarm in await admin.alarms():
         yield alarm_finding(alarm)
-    yield probe_finding(await admin.warm(_probe()))
+    if any(of["hello"]["engine"] == OWN_ENGINE for of in serving):
+        yield probe_finding(await admin.warm(_probe()))
+    else:
+        yield Finding(Verdict.GOOD, "locality", "not probed: only servers of other kinds answer")
 
 
 def alarm_finding(alarm: dict[str, Any]) -> Finding:

@@ -118,6 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--backend-model", default="", help="the backends' own name for the model")
     add(
+        "--no-cache-salt",
+        dest="cache_salt",
+        action="store_false",
+        help="for backends that refuse `cache_salt`, vLLM's field that keeps the tenants' blocks "
+        "apart",
+    )
+    add(
         "--bridge",
         action="store_true",
         help="follow the backends' KV events (vLLM, SGLang); --block-tokens must be theirs",
@@ -149,8 +156,9 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         raise CommandError("--prefill needs a store that all share: --kv-host auto, or --remote")
     if not flags.replicas + flags.decode and not flags.backend:
         raise CommandError("--replicas 0 needs a --backend")
-    if flags.bridge and not flags.backend:
-        raise CommandError("--bridge needs a --backend")
+    for flag, given in (("--bridge", flags.bridge), ("--no-cache-salt", not flags.cache_salt)):
+        if given and not flags.backend:
+            raise CommandError(f"{flag} needs a --backend")
     for url in flags.backend:
         try:
             base_url(url)
@@ -186,6 +194,7 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         routers=flags.routers,
         backends=tuple(flags.backend),
         backend_model=flags.backend_model,
+        cache_salt=flags.cache_salt,
         bridge=flags.bridge,
         policy=flags.policy,
         kv=KvConfig(host=flags.kv_host, host_bytes=flags.kv_bytes, remote=flags.kv_remote),

@@ -48,6 +48,7 @@ class UpOptions:
     routers: int = 1
     backends: tuple[str, ...] = ()
     backend_model: str = ""
+    cache_salt: bool = True
     bridge: bool = False
     policy: str = "warmroute"
     kv: KvConfig = field(default_factory=KvConfig)
@@ -108,8 +109,14 @@ def backend_configs(options: UpOptions) -> tuple[BackendConfig, ...]:
     events = "bridge" if options.bridge else "none"
     return tuple(
         BackendConfig(
-            id=name, url=url, model=options.backend_model, events=events, **shared, **blocks
-        )  # type: ignore[arg-type]
+            id=name,
+            url=url,
+            model=options.backend_model,
+            events=events,
+            cache_salt=options.cache_salt,
+            **shared,
+            **blocks,  # type: ignore[arg-type]
+        )
         for name, url in zip(backend_names(options), options.backends, strict=True)
     )
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import socket
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from tools.admin import AdminClient
 from tools.cli import main
-from tools.doctor.cluster import MEANINGS, alarm_finding, probe_finding
+from tools.doctor.cluster import MEANINGS, alarm_finding, cluster_findings, probe_finding
 from tools.doctor.finding import Verdict
 from tools.doctor.machine import machine_findings, port_finding
 
@@ -65,6 +67,22 @@ def test_locality_is_proven_by_a_probe() -> None:
     cold = {"replicas": [{"replica": "r0", "cached_tokens": 0, "prompt_tokens": 120}]}
     assert probe_finding(cold).verdict is Verdict.BROKEN
     assert probe_finding({"replicas": []}).verdict is Verdict.BROKEN
+
+
+async def test_a_fleet_of_other_servers_has_findings_too() -> None:
+    class Gateway:
+        async def replicas(self) -> list[dict[str, Any]]:
+            return [{"linked": True, "misfits": [], "hello": {"engine": "openai"}}]
+
+        async def alarms(self) -> list[dict[str, Any]]:
+            return []
+
+        async def warm(self, _: object) -> dict[str, Any]:
+            raise AssertionError("only replicas of our own can be warmed")
+
+    found = [each async for each in cluster_findings(cast(AdminClient, Gateway()))]
+    assert [each.about for each in found] == ["replicas", "locality"]
+    assert all(each.verdict is Verdict.GOOD for each in found)
 
 
 def test_a_flag_that_says_something_of_a_missing_one_is_no_silence(
