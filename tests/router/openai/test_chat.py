@@ -19,6 +19,8 @@ from router.openai.chat import ChatCollector, ChatStream
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import ChatRequest, Controls
 from router.openai.stream import new_head
+from router.openai.tools.choice import Calls
+from router.openai.tools.formats import HERMES
 from tests.router.openai.bodies import USER
 from tests.router.openai.deltas import SERVER_LOST, delta, payloads
 
@@ -248,7 +250,8 @@ def test_P10_one_entry_per_token_and_bytes_that_spell_the_text(
     first, second = "the 😀", "\n漢 é"
     deltas = [
         delta(first, logprobs=entries(card, first, top)),
-        delta(second, logprobs=entries(card, second, top), finish="stop"),
+        delta(second, logprobs=entries(card, second, top)),
+        delta(finish="stop"),
     ]
     tokens = len(entries(card, first)) + len(entries(card, second))
     streamed = []
@@ -279,6 +282,20 @@ def test_P10_a_special_token_has_no_bytes(card: ModelCard, texts: TokenTexts) ->
     (entry,) = body["choices"][0]["logprobs"]["content"]
     assert (entry["bytes"], entry["logprob"]) == ([], -9999.0)
     assert entry["token"] == "<|endoftext|>"
+
+
+def test_P7_a_call_is_one_wherever_its_deltas_are_cut(texts: TokenTexts) -> None:
+    asked = msgspec.structs.replace(request(), calls=Calls(HERMES, frozenset(["look"])))
+    written = f'Well. {HERMES.opening}{{"name": "look", "arguments": {{"x": 1}}}}{HERMES.closing}'
+    deltas = [*map(delta, written), delta(finish="stop")]
+    state = ChatCompletionStreamState()
+    for event in stream(asked, texts, deltas)[:-1]:
+        state.handle_chunk(ChatCompletionChunk.model_validate(event))
+    (choice,) = state.get_final_completion().choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Well."
+    (call,) = choice.message.tool_calls or []
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"x": 1})
 
 
 def test_P16_ids_are_ours_and_new(texts: TokenTexts) -> None:
