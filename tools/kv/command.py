@@ -59,7 +59,10 @@ def main(argv: Sequence[str]) -> int:
     """Run one subcommand; returns the exit status: 1 where `verify` found a wrong block."""
     flags = _parser().parse_args(list(argv))
     try:
-        control = Kvd(_socket_of(flags), "warmroute kv").connect("cli", _soon())
+        socket = _socket_of(flags)
+        if not socket.exists():
+            raise CommandError(f"no kvd at {socket}: `warmroute up` starts one")
+        control = Kvd(socket, "warmroute kv").connect("cli", _soon())
         try:
             return _COMMANDS[flags.command][0](flags, control)
         finally:

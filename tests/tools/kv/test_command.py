@@ -180,7 +180,9 @@ def test_where_there_is_no_daemon_it_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["kv", "stats", "--socket", str(tmp_path / "none")]) == 1
-    assert "no kvd at" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "no kvd at" in told
+    assert "`warmroute up` starts one" in told
     assert main(["kv", "flush", "--state", str(tmp_path)]) == 1
     assert "no cluster in" in capsys.readouterr().err
     config = ClusterConfig(secret=CLUSTER_KEY.hex(), model=ModelConfig(path="m"))
