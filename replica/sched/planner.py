@@ -30,7 +30,7 @@ SCAN_REQUESTS = 64
 MAX_SCAN_REQUESTS = 1_024
 """Those included."""
 
-ASK_AGAIN_S = 5.0
+ASK_AGAIN_S = 0.5
 """So long at most the first one is left alone where nothing has changed that the planner sees."""
 
 
