@@ -112,9 +112,11 @@ async def test_R17_connections_break_under_many_streams_and_nothing_is_lost_or_d
         for task in leaving:
             task.cancel()
         assert await asyncio.gather(*staying) == [LETTERS.decode()] * len(staying)
+        await asyncio.wait(leaving)
+        answered = [task for task in asking if not task.cancelled()]  # some before they could leave
         assert it.links.resumed >= 2
         assert len(it.front.engine.requests) == 30, "no attempt was sent twice"
-        assert it.chooser.statuses.count("ok") == len(staying)
+        assert it.chooser.statuses.count("ok") == len(answered)
         await until(lambda: not it.front.engine.open and it.front.empty())
         assert it.links.in_flight == 0
     assert it.listener.continuations == 0
