@@ -117,6 +117,7 @@ def test_an_exported_model_is_ours_to_the_bit_in_bf16(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ours_alone_gives_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, out = tmp_path / "tiny.gguf", tmp_path / "figures.json"
     write_tiny_gguf(model, context=4096, q4=True)

@@ -165,6 +165,7 @@ async def test_a_server_that_is_gone_is_an_error_of_each_request(card: ModelCard
     assert {sample.error for sample in played.samples} == {"ClientConnectorError"}
 
 
+@pytest.mark.slow
 def test_a_run_is_written_with_all_that_it_depends_on(tmp_path: Path) -> None:
     server = python("-m", "tools.bench.gateway.server", "--workers", "2", "--tick-ms", "1")
     file, picture = tmp_path / "live.json", tmp_path / "live.png"

@@ -81,7 +81,7 @@ def test_every_kind_of_row_gives_what_it_gives_on_the_host(tiny_model: Path) -> 
     assert len(found[-1].scores) == 3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_the_recordings(real_model: Path, dtype: str) -> None:
     chosen = recordings([18, 53])
     config = structs.replace(HOST, dtype=dtype)

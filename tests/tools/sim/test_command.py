@@ -30,6 +30,7 @@ def test_figures_and_settings_are_written(tmp_path: Path, capsys: pytest.Capture
     assert result["settings"]["load"] is None
 
 
+@pytest.mark.slow
 def test_capacity_is_found_and_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
