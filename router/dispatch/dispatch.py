@@ -142,7 +142,7 @@ class Attempt:
         self._finished = True
         if self._sink is not None and self._link is not None:
             self._sink.release()
-            self._link.forget(self._sink)
+            self._link.attempts.forget(self._sink)
         told = self._outcome(status, replica_fault)
         outcome = self._dispatcher.chooser.finish(self.decision.decision_id, told)
         self._dispatcher.listener.ended(self.decision, outcome)

@@ -1,6 +1,6 @@
 """The link from this router to one replica: dialled, authenticated, watched, redialled.
 
-Knows frames and sinks, not requests. A sink is in the table before its request is sent. When a
+Knows frames and sessions, not requests: those are in its table of attempts. When a
 connection breaks it is dialled again, and its session goes on where it was; a session that can't go
 on in time fails each sink in the table exactly once, and is never asked for again: what is
 continued elsewhere is not resumed here.
@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from errno import ECONNREFUSED
 
 import aiohttp
 
 from events.errors import WireError
-from events.output import CacheCleared, CoreDelta, ReplicaFrame, StepFrame
+from events.output import CacheCleared, ReplicaFrame, StepFrame
 from events.request import (
     MAX_LINK_FRAME_BYTES,
     Abort,
@@ -32,6 +31,7 @@ from events.session import RESUME_S, Ack, Incoming, Outgoing
 from events.wire import decode_replica_frame, encode
 from router.dispatch.introduction import LinkTarget, RouterIdentity, check_welcome
 from router.dispatch.sink import AttemptSink
+from router.dispatch.table import AttemptTable
 from router.errors import LINK_FULL, LinkRefusedError, transport_failure
 
 HANDSHAKE_S = 5.0
@@ -39,14 +39,13 @@ HEARTBEAT_S = 20.0
 SEND_S = 20.0
 BACKOFF_S = (0.05, 2.0)
 MAX_OUTBOX_BYTES = 64 * 1024 * 1024
-TURN_DELTAS = 64
-"""Deltas between two turns of the event loop: about a millisecond of work."""
 STALLED_S = 2.5
 """A replica that says nothing for so long can't be relied on."""
 
 UP = "up"
 RESUMING = "resuming"
 LOST = "lost"
+CONNECTION_LOST = "the connection to the replica was lost"
 
 _LOST = (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING)
 
@@ -74,7 +73,7 @@ class ReplicaLink:
         self.counts: Counter[str] = Counter()
         self._session = session
         self._identity = identity
-        self._sinks: dict[tuple[str, int], AttemptSink] = {}
+        self.attempts = AttemptTable()
         self._commands: dict[str, asyncio.Future[int]] = {}
         self._command_ids = itertools.count(1)
         self._session_ids = itertools.count(1)
@@ -89,7 +88,6 @@ class ReplicaLink:
         self._writer: asyncio.Task[None] | None = None
         self._sending_since_s: float | None = None
         self._unsent_since_s = 0.0
-        self._turn_deltas = 0
         self._task: asyncio.Task[None] | None = None
         self._reached = False
 
@@ -97,11 +95,6 @@ class ReplicaLink:
     def up(self) -> bool:
         """Whether requests can be sent now."""
         return self.state == UP
-
-    @property
-    def in_flight(self) -> int:
-        """Attempts in the table."""
-        return len(self._sinks)
 
     @property
     def unsent_bytes(self) -> int:
@@ -114,12 +107,6 @@ class ReplicaLink:
         if not self.unsent_bytes:
             return 0.0
         return asyncio.get_running_loop().time() - self._unsent_since_s
-
-    def slowest_reader(self) -> tuple[int, float]:
-        """(bytes that wait for one client, seconds since its replica was told to hold): the most
-        of all."""
-        waits = (sink.waits() for sink in self._sinks.values())
-        return max(waits, default=(0, 0.0))
 
     @property
     def silent_s(self) -> float:
@@ -177,17 +164,13 @@ class ReplicaLink:
         if len(frame) > MAX_LINK_FRAME_BYTES or self.unsent_bytes > MAX_OUTBOX_BYTES:
             self.counts["outbox_full"] += 1
             raise transport_failure("the request does not fit on the link", LINK_FULL)
-        self._sinks[sink.key] = sink
+        self.attempts.add(sink)
         self._post(frame)
 
     def control(self, frame: Abort | Hold | Resume) -> None:
         """Send, or keep for the next connection: a session's end has ended the attempt already."""
         if self.state in (UP, RESUMING):
             self._post(encode(frame))
-
-    def forget(self, sink: AttemptSink) -> None:
-        """Take the sink out of the table: what comes for it later is dropped and counted."""
-        self._sinks.pop(sink.key, None)
 
     async def clear_cache(self, timeout_s: float, limit_blocks: int | None = None) -> int:
         """Blocks that the replica dropped; from now on it uses at most `limit_blocks`.
@@ -342,7 +325,7 @@ class ReplicaLink:
         incoming = self._incoming
         try:
             if isinstance(frame, StepFrame):
-                await self._spread(frame.deltas)
+                await self.attempts.spread(frame.deltas)
             elif isinstance(frame, CacheCleared):
                 self._cleared(frame)
             else:
@@ -351,28 +334,6 @@ class ReplicaLink:
             if incoming.note() and self._resumes:
                 self._ack_due = True
                 self._work.set()
-
-    async def _spread(self, deltas: Sequence[CoreDelta]) -> None:
-        """To their sinks, in order. Each costs a write to a client's socket: the loop gets its turn
-        after every few, of one frame or of several, and what was written is sent then. Whoever ends
-        the reading meanwhile, the frame is taken in whole."""
-        rest = iter(deltas)
-        try:
-            while turn := tuple(itertools.islice(rest, TURN_DELTAS)):
-                self._put(turn)
-                self._turn_deltas += len(turn)
-                if self._turn_deltas >= TURN_DELTAS:
-                    self._turn_deltas = 0
-                    await asyncio.sleep(0)
-        finally:
-            self._put(rest)
-
-    def _put(self, deltas: Iterable[CoreDelta]) -> None:
-        find, now_s = self._sinks.get, time.monotonic()
-        for delta in deltas:
-            sink = find((delta.request_id, delta.attempt))
-            if sink is None or not sink.put(delta, now_s):
-                self.counts["late_deltas"] += 1
 
     def _cleared(self, frame: CacheCleared) -> None:
         answer = self._commands.get(frame.command_id)
@@ -392,10 +353,8 @@ class ReplicaLink:
             self._on_state(self.target.replica, self.target.boot, False)
         self._outgoing, self._incoming = Outgoing(MAX_OUTBOX_BYTES), Incoming()
         self._ack_due = False
-        sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
-            sink.fail(transport_failure("the connection to the replica was lost"))
+        self.attempts.fail(transport_failure(CONNECTION_LOST))
         for answer in self._commands.values():
             if not answer.done():
-                answer.set_exception(transport_failure("the connection to the replica was lost"))
+                answer.set_exception(transport_failure(CONNECTION_LOST))
         self._commands.clear()

@@ -120,7 +120,7 @@ class Links:
     @property
     def in_flight(self) -> int:
         """Attempts in all tables."""
-        return sum(link.in_flight for link in (*self._links.values(), *self._leaving.values()))
+        return sum(len(link.attempts) for link in (*self._links.values(), *self._leaving.values()))
 
     @property
     def resumed(self) -> int:
@@ -130,7 +130,7 @@ class Links:
     @property
     def late_deltas(self) -> int:
         """Deltas that came for nobody, on the links of now."""
-        return sum(link.counts["late_deltas"] for link in self.all())
+        return sum(link.attempts.late_deltas for link in self.all())
 
     def _tell(self, replica: str, boot: int, up: bool) -> None:
         self._on_state(replica, boot, up)
@@ -212,6 +212,6 @@ class Links:
 
     async def _close_idle(self) -> None:
         for target, link in list(self._leaving.items()):
-            if not (link.up and link.in_flight):
+            if not (link.up and link.attempts):
                 self._leaving.pop(target, None)
                 await link.close()

@@ -72,7 +72,7 @@ def stages(of: Services, door: Door) -> Iterator[Stage]:
     )
     used, total = fullest(of.fleet)
     yield Stage("kv", used, total, oldest_s if used else 0.0, {}, of.budget.retried[QUEUE_LONGER])
-    slowest = max((link.slowest_reader() for link in links), default=(0, 0.0))
+    slowest = max((link.attempts.slowest_reader() for link in links), default=(0, 0.0))
     refused = {"slow_reader": of.metrics.stream_errors("slow_reader")}
     yield Stage("output", slowest[0], config.stream_buffer_bytes, slowest[1], refused)
 

@@ -197,7 +197,7 @@ async def test_late_and_foreign_deltas_are_dropped_and_counted(rig: Rig) -> None
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await done.wait()
-    await until(lambda: rig.links.get("r0").counts["late_deltas"] == 3)
+    await until(lambda: rig.links.get("r0").attempts.late_deltas == 3)
     rig.replicas[0].script = echo
     assert await collect(rig.run()) == "one two three"
 
@@ -209,7 +209,7 @@ async def test_answers_after_the_end_are_dropped(rig: Rig) -> None:
 
     rig.replicas[0].script = twice
     assert await collect(rig.run()) == "one two three"
-    await until(lambda: rig.links.get("r0").counts["late_deltas"] > 0)
+    await until(lambda: rig.links.get("r0").attempts.late_deltas > 0)
 
 
 async def test_O5_a_slow_reader_is_held_then_aborted(rig: Rig) -> None:

@@ -1,0 +1,70 @@
+"""The attempts of one link: each delta finds the sink of its attempt; all end together when the
+link is lost. Knows neither sockets nor sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+
+from events.output import CoreDelta
+from router.dispatch.sink import AttemptSink
+from router.errors import AttemptError
+
+TURN_DELTAS = 64
+"""Deltas between two turns of the event loop: about a millisecond of work."""
+
+
+class AttemptTable:
+    """A sink is in the table before its request is sent; `late_deltas`: those that nobody waited
+    for."""
+
+    def __init__(self) -> None:
+        self.late_deltas = 0
+        self._sinks: dict[tuple[str, int], AttemptSink] = {}
+        self._turn_deltas = 0
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def add(self, sink: AttemptSink) -> None:
+        """From now on it gets what comes for its attempt."""
+        self._sinks[sink.key] = sink
+
+    def forget(self, sink: AttemptSink) -> None:
+        """What comes for it later is dropped and counted."""
+        self._sinks.pop(sink.key, None)
+
+    def slowest_reader(self) -> tuple[int, float]:
+        """(bytes that wait for one client, seconds since its replica was told to hold): the most
+        of all."""
+        return max((sink.waits() for sink in self._sinks.values()), default=(0, 0.0))
+
+    def fail(self, error: AttemptError) -> None:
+        """Every attempt ends here, once."""
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.fail(error)
+
+    async def spread(self, deltas: Sequence[CoreDelta]) -> None:
+        """To their sinks, in order. Each costs a write to a client's socket: the loop gets its turn
+        after every few, of one frame or of several, and what was written is sent then. Whoever ends
+        the reading meanwhile, the frame is taken in whole."""
+        rest = iter(deltas)
+        try:
+            while turn := tuple(itertools.islice(rest, TURN_DELTAS)):
+                self._put(turn)
+                self._turn_deltas += len(turn)
+                if self._turn_deltas >= TURN_DELTAS:
+                    self._turn_deltas = 0
+                    await asyncio.sleep(0)
+        finally:
+            self._put(rest)
+
+    def _put(self, deltas: Iterable[CoreDelta]) -> None:
+        find, now_s = self._sinks.get, time.monotonic()
+        for delta in deltas:
+            sink = find((delta.request_id, delta.attempt))
+            if sink is None or not sink.put(delta, now_s):
+                self.late_deltas += 1
