@@ -14,7 +14,8 @@ from events.feed import FeedListener
 from events.load import AdapterNote, ReplicaHello, ReplicaLoad
 from events.request import CoreRequest
 from kvstore.identity import KeyChain, Namespace, chain
-from tests.fakes.replica import DIGEST, Call, FakeReplica
+from tests.fakes.replica import DIGEST, FakeReplica
+from tests.fakes.scripts import Call
 
 
 class CachingReplica(FakeReplica):

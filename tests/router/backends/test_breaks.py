@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from tests.fakes.openai_server import Asked, answer, piece, refuse, silent
-from tests.fakes.replica import die_in_stream
+from tests.fakes.scripts import die_in_stream
 from tests.router.backends.house import PATH, ForeignHouse, read
 from tests.router.gateway.house import CHAT, STREAM, events
 from tests.waiting import until

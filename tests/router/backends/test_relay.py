@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from configs.model.card import ModelCard
 from router.tenancy.tenants import scope_tag
 from tests.fakes.openai_server import Asked, answer, piece
-from tests.fakes.replica import stall
+from tests.fakes.scripts import stall
 from tests.router.backends.house import PATH, ForeignHouse, read
 from tests.router.gateway.house import (
     CHAT,

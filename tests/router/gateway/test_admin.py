@@ -12,7 +12,7 @@ from events.decision import RouteDecision, RouteOutcome
 from events.errors import CoreError
 from events.subjects import split
 from router.tenancy.gate import ADMIN_HEADER
-from tests.fakes.replica import refuse, silent
+from tests.fakes.scripts import refuse, silent
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
 from tests.waiting import until
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from tests.fakes.replica import stall
+from tests.fakes.scripts import stall
 from tests.router.gateway.house import CHAT, COMPLETION, KEYS, House, chat_status, events
 from tests.waiting import until
 

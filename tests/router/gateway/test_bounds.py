@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from events.errors import CoreError
-from tests.fakes.replica import Call, refuse, stall
+from tests.fakes.scripts import Call, refuse, stall
 from tests.router.gateway.house import CHAT, KEYS, House, chat_status
 from tests.waiting import until
 

@@ -15,7 +15,8 @@ import openai
 import pytest
 
 from events.load import PrefillFit
-from tests.fakes.replica import Call, FakeReplica
+from tests.fakes.replica import FakeReplica
+from tests.fakes.scripts import Call
 from tests.router.gateway.house import ADMIN_KEY, COMPLETION, KEYS, House
 
 SERVICE_S = 0.1

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from router.openai.stream import DONE
-from tests.fakes.replica import silent
+from tests.fakes.scripts import silent
 from tests.router.gateway.house import (
     CHAT,
     STREAM,

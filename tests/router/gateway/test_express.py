@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fakes.replica import Call
+from tests.fakes.scripts import Call
 from tests.router.gateway.house import CHAT, House
 from tests.router.gateway.ways import LONG, SHORT, asking, dial
 from tests.waiting import until

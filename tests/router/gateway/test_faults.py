@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from events.errors import CoreError
 from router.openai.stream import DONE
-from tests.fakes.replica import die_in_stream, echo, refuse, silent, stall
+from tests.fakes.scripts import die_in_stream, echo, refuse, silent, stall
 from tests.router.gateway.house import (
     CHAT,
     COMPLETION,

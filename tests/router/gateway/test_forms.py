@@ -8,7 +8,7 @@ from collections.abc import Callable
 import aiohttp
 
 from events.grammar import JSON_SCHEMA
-from tests.fakes.replica import Call
+from tests.fakes.scripts import Call
 from tests.router.gateway.house import CHAT, House, events
 from tests.router.gateway.test_admin import call
 

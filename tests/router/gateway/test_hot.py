@@ -20,7 +20,7 @@ from router.replication.compute import BACKGROUND_PRIORITY
 from router.telemetry import beacon
 from router.tenancy.tenants import TenantChange
 from tests.fakes.caching import CachingReplica
-from tests.fakes.replica import Call
+from tests.fakes.scripts import Call
 from tests.router.gateway.house import ADMIN_KEY, COMPLETION, KEYS, SECRET, House
 from tests.waiting import until
 

@@ -16,7 +16,7 @@ from configs.schema import TenantPolicy
 from events.errors import UserError
 from router.tenancy.limits import OWED_MIN, Bucket, Limits
 from router.tenancy.tenants import Tenant
-from tests.fakes.replica import stall
+from tests.fakes.scripts import stall
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
 from tests.waiting import until
 

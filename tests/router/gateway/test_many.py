@@ -12,7 +12,7 @@ import pytest
 from configs.model.card import ModelCard
 from configs.schema import TenantConfig
 from router.services import Services
-from tests.fakes.replica import stall
+from tests.fakes.scripts import stall
 from tests.router.gateway.house import CHAT, COMPLETION
 from tests.router.gateway.street import Street
 from tests.waiting import until

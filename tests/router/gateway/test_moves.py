@@ -12,7 +12,7 @@ import pytest
 from events.errors import QUEUE_LONGER, CoreError, UserError
 from router.dispatch.failover import RetryBudget
 from router.openai.stream import DONE
-from tests.fakes.replica import Call, echo, stall
+from tests.fakes.scripts import Call, echo, stall
 from tests.router.gateway.house import CHAT, COMPLETION, House, events
 from tests.router.gateway.rig import Rig, collect
 from tests.waiting import until

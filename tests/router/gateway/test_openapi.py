@@ -11,7 +11,7 @@ import pytest
 
 from router.openai.fields import Field
 from router.openai.parameters import chat_table, completion_table
-from tests.fakes.replica import echo
+from tests.fakes.scripts import echo
 from tests.router.gateway.house import ADMIN_KEY, House
 
 UNDOCUMENTED = {"/", "/dashboard/events"}

@@ -12,7 +12,7 @@ import pytest
 from router.serving.bodies import Bodies
 from router.waiting.comebacks import ELSEWHERE, MAX_OWED, MAX_TENANTS, Comebacks
 from router.waiting.held import Held
-from tests.fakes.replica import stall
+from tests.fakes.scripts import stall
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION, KEYS, House
 from tests.waiting import until
 

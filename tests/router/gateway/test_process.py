@@ -20,7 +20,8 @@ from events.server import EmbeddedNats
 from replica.publish import Publisher
 from router.openai.stream import DONE
 from tests.events.helpers import ListEngine
-from tests.fakes.replica import FakeReplica, echo
+from tests.fakes.replica import FakeReplica
+from tests.fakes.scripts import echo
 from tests.router.gateway.house import CHAT, SECRET
 from tests.waiting import PATIENCE_S, until
 

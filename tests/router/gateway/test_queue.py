@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from router.openai.stream import DONE
-from tests.fakes.replica import stall
+from tests.fakes.scripts import stall
 from tests.router.gateway.house import CHAT, COMPLETION, KEYS, House
 from tests.waiting import until
 

@@ -22,7 +22,8 @@ from router.revisions import revisions as module
 from router.revisions.mirror import MIRROR_PRIORITY
 from router.revisions.revisions import REVERTED, Share, _draw
 from router.revisions.watch import MIN_ATTEMPTS
-from tests.fakes.replica import FakeReplica, echo, refuse, silent
+from tests.fakes.replica import FakeReplica
+from tests.fakes.scripts import echo, refuse, silent
 from tests.fakes.tiny_model import write_tiny_gguf
 from tests.router.gateway.house import ADMIN_KEY, CHAT, COMPLETION, House
 from tests.waiting import until

@@ -14,7 +14,7 @@ import pytest
 from configs.model.card import ModelCard
 from configs.model.template import ChatTemplate
 from router.openai.stream import DONE
-from tests.fakes.replica import Call, Script, die_in_stream, echo, silent
+from tests.fakes.scripts import Call, Script, die_in_stream, echo, silent
 from tests.router.gateway.house import CHAT, COMPLETION, House, events
 from tests.waiting import PATIENCE_S, until
 

@@ -13,7 +13,8 @@ import pytest
 
 from events.errors import CoreError
 from events.load import DECODE, PREFILL, PrefillFit
-from tests.fakes.replica import BLOCK_TOKENS, Call, FakeReplica, Script, echo, refuse, silent
+from tests.fakes.replica import FakeReplica
+from tests.fakes.scripts import BLOCK_TOKENS, Call, Script, echo, refuse, silent
 from tests.router.gateway.house import ADMIN_KEY, COMPLETION, House, events
 from tests.waiting import until
 

@@ -13,7 +13,7 @@ import pytest
 from events.output import CoreDelta, CoreFinish, StepFrame, Usage
 from events.wire import encode
 from router.openai.stream import DONE
-from tests.fakes.replica import Call
+from tests.fakes.scripts import Call
 from tests.router.gateway.house import CHAT, COMPLETION, House, events, raw_request
 from tests.waiting import PATIENCE_S, until
 
