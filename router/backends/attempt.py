@@ -6,6 +6,7 @@ It can't be continued on another replica once a byte was delivered: what was gen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,18 @@ class ForeignChosenError(Exception):
 
 
 class ForeignAttempt:
-    """A decision that was reserved. `finish` is the only release; its first call counts."""
+    """A decision that was reserved. `finish` is the only release; its first call counts.
+
+    `most_tokens`: the longest that the answer may get."""
 
     answered = False
     continuable = False
 
-    def __init__(self, decision: RouteDecision, chooser: Chooser, listener: RouteListener) -> None:
+    def __init__(
+        self, decision: RouteDecision, chooser: Chooser, listener: RouteListener, most_tokens: int
+    ) -> None:
         self.decision = decision
+        self.most_tokens = most_tokens
         self.finished = False
         self.status = ""
         self.ttft_ms: float | None = None
@@ -37,6 +43,8 @@ class ForeignAttempt:
         self._listener = listener
         self._started_s = time.monotonic()
         self._heard_s = self._started_s
+        self.given_up = False
+        self._wait: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._quiet: set[ForeignAttempt] = set()
 
@@ -49,6 +57,19 @@ class ForeignAttempt:
     def silent_s(self) -> float:
         """Seconds since the backend was last heard on this attempt."""
         return time.monotonic() - self._heard_s
+
+    def wait_until(self, loop_s: float) -> asyncio.Timeout:
+        """For what comes from the backend: a timeout, which `give_up` ends early."""
+        self._wait = asyncio.timeout_at(loop_s if not self.given_up else 0.0)
+        return self._wait
+
+    def give_up(self) -> None:
+        """Its backend hangs: whoever waits for it waits no more."""
+        self.given_up = True
+        if self._wait is not None and self._wait.when() is not None and not self._wait.expired():
+            with contextlib.suppress(RuntimeError):
+                # Nobody is within it any more.
+                self._wait.reschedule(0.0)
 
     def send(self) -> None:
         """Raises ForeignChosenError: whoever asked for deltas has to relay instead."""

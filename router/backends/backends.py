@@ -50,7 +50,7 @@ class Backends:
         }
         self._clients: dict[str, BackendClient] = {}
         self.feed = Joiner(fleet, self.seats)
-        self.relay = Relay(self.seats, self._clients, config.router, metrics)
+        self.relay = Relay(self.seats, self._clients, config.router, metrics, fleet.alarms)
         self._first = asyncio.Event()
         self._probing: list[asyncio.Task[None]] = []
 
@@ -86,6 +86,7 @@ class Backends:
             if not seat.health.up and 200 <= status < 300:
                 seat.limit_context(await _context_tokens(client, seat.backend.model))
             self.feed.probed(seat, 200 <= status < 300)
+            self.feed.watch(seat)
             if seat.health.up:
                 self._first.set()
             await asyncio.sleep(PROBE_EVERY_S * random.uniform(0.75, 1.25))

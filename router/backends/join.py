@@ -7,6 +7,7 @@ bus can't make anybody a backend: only the cluster file can.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from router.backends.attempt import ForeignAttempt
 from router.backends.health import Health
 from router.backends.rates import Rates
 from router.backends.roster import Backend
+from router.backends.silence import Silence
 from router.backends.tail import ToldUsage
 from router.fleet.expected import MAIN, pool_name
 from router.fleet.fleet import Fleet
@@ -37,6 +39,9 @@ class Seat:
         self.bridge_boot: int | None = None
         self.lives = 0
         self.quiet: set[ForeignAttempt] = set()
+        self.silence = Silence()
+        self.stalled = False
+        self._heard_s = 0.0
         self._alone: dict[ForeignAttempt, bool] = {}
 
     @property
@@ -68,6 +73,8 @@ class Seat:
     @contextmanager
     def carrying(self, attempt: ForeignAttempt) -> Iterator[None]:
         """While an attempt is on its way there."""
+        if not self._alone:
+            self._heard_s = time.monotonic()
         self._alone[attempt] = not any(other.ttft_ms is None for other in self._alone)
         try:
             yield
@@ -77,11 +84,26 @@ class Seat:
     def heard(self) -> None:
         """Bytes of an answer came: it lives, however long its probes take."""
         self.health.heard()
+        self._heard_s, self.stalled = time.monotonic(), False
         while self.quiet:
             self.quiet.pop().backend_lives()
 
+    @property
+    def hangs(self) -> bool:
+        """Whether it has requests, and none of them could keep it silent for so long."""
+        most_tokens = min((attempt.most_tokens for attempt in self._alone), default=None)
+        if most_tokens is None:
+            return False
+        return time.monotonic() - self._heard_s > self.silence.allowed_s(most_tokens)
+
+    def give_up(self) -> None:
+        """What is on its way there is waited for no more."""
+        for attempt in self._alone:
+            attempt.give_up()
+
     def learn(self, attempt: ForeignAttempt, usage: ToldUsage) -> None:
         """From a whole answer, before its `carrying` ends."""
+        self.silence.answered(usage.completion_tokens, attempt.elapsed_ms)
         if attempt.ttft_ms is None:
             return
         if self._alone[attempt] and usage.cached_tokens is not None:
@@ -120,6 +142,17 @@ class Joiner:
             self._fleet.on_load(seat.backend.id, seat.boot, seat.load())
         self._check_pool(seat.backend.id)
 
+    def watch(self, seat: Seat) -> None:
+        """Now and then: one that hangs is named. What it has moves, and it is tried again later by
+        a single request at a time, unless nobody else is there to serve."""
+        replica = seat.backend.id
+        if hangs := seat.hangs:
+            seat.stalled = True
+        self._fleet.link_stalled(replica, seat.boot, seat.stalled)
+        if hangs and self._fleet.others_serve(replica):
+            self._fleet.replica_hangs(replica, seat.boot)
+            seat.give_up()
+
     def _check_pool(self, replica: str) -> None:
         """Requests go to one pool: whoever stands beside it is never asked, and should know."""
         member, pools = self._fleet.member(replica), self._fleet.pools()
@@ -136,6 +169,7 @@ class Joiner:
 
     def _rise(self, seat: Seat) -> None:
         """It is there, maybe again: an engine that was away has an empty cache."""
+        seat.stalled = False
         if seat.bridge_boot is None:
             seat.lives += 1
             self._fleet.on_hello(seat.backend.id, seat.boot, seat.hello)

@@ -20,19 +20,24 @@ from router.backends.body import rewrite
 from router.backends.client import BackendClient
 from router.backends.events import Events
 from router.backends.join import Seat
+from router.backends.refusal import (
+    REFUSES_SALT,
+    callers_mistake,
+    names_salt,
+    refused,
+    salt_refused,
+    unreadable,
+)
 from router.backends.tail import Tail
 from router.dispatch.failover import Run
-from router.errors import ERROR, REFUSED, AttemptError, transport_failure
+from router.errors import AttemptError, transport_failure
 from router.openai.stream import error_event
 from router.serving.http import Answer, Request
 from router.serving.sse import KEEP_ALIVE, EventWriter, Outbox, ReaderGoneError
+from router.telemetry.alarms import Alarms
 from router.telemetry.metrics import Metrics
 
 MAX_ERROR_BYTES = 256 * 1024
-OURS_TO_ANSWER = (401, 403, 404, 407)
-"""Refusals that are about this gateway's settings, not about the client's request."""
-
-BUSY = (408, 425, 429)
 
 
 class RelayCall(Struct, frozen=True):
@@ -46,11 +51,14 @@ class RelayCall(Struct, frozen=True):
     stream: bool
     wants_usage: bool
 
+    def salt(self, seat: Seat) -> str | None:
+        """What keeps the tenant's blocks apart at this backend; None where it takes no such."""
+        return self.tag if seat.backend.config.cache_salt else None
+
     def for_backend(self, seat: Seat) -> bytes:
         """The body as this backend gets it."""
-        tag = self.tag if seat.backend.config.cache_salt else None
         asks_usage = self.stream and not self.wants_usage
-        return rewrite(self.body, seat.backend.model, tag, asks_usage)
+        return rewrite(self.body, seat.backend.model, self.salt(seat), asks_usage)
 
     def headers(self, attempt: int) -> dict[str, str]:
         """Of the request upstream: nothing of the client's own."""
@@ -70,7 +78,9 @@ class Relay:
         clients: Mapping[str, BackendClient],
         settings: RouterConfig,
         metrics: Metrics,
+        alarms: Alarms,
     ) -> None:
+        self._alarms = alarms
         self._seats = seats
         self._clients = clients
         self._settings = settings
@@ -90,10 +100,14 @@ class Relay:
         try:
             with seat.carrying(attempt):
                 response = await passage.carry(self._clients[seat.backend.id], call)
+            if attempt.answered and call.salt(seat):
+                self._alarms.clear(REFUSES_SALT, seat.backend.id)
             if passage.failed:
                 self._metrics.stream_error(attempt.status)
             return response
         except AttemptError as failure:
+            if failure.error.code == REFUSES_SALT:
+                self._alarms.raise_(REFUSES_SALT, seat.backend.id, "requests to it name cache_salt")
             if not writer.response.prepared:
                 run.give_up_or_retry(failure)
                 return None
@@ -150,7 +164,7 @@ class _Passage:
         upstream = await self._ask(client, call)
         try:
             if upstream.status != 200:
-                return await self._refusal(upstream)
+                return await self._refusal(upstream, call)
             await self._pass_on(upstream, call)
         finally:
             # One that has not ended is cut: the engine stops at once.
@@ -163,23 +177,28 @@ class _Passage:
             self._attempt.expect_silence(self._seat.quiet)
         headers = call.headers(self._attempt.decision.attempt)
         try:
-            async with asyncio.timeout_at(self._run.deadline_s()):
+            async with self._attempt.wait_until(self._run.deadline_s()):
                 return await client.post(call.path, body, headers)
         except TimeoutError:
+            self._hangs()
             self._run.time_out()
         except (aiohttp.ClientError, OSError):
             raise transport_failure("the backend can't be reached") from None
 
-    async def _refusal(self, upstream: aiohttp.ClientResponse) -> Answer:
+    async def _refusal(self, upstream: aiohttp.ClientResponse, call: RelayCall) -> Answer:
         """A caller's mistake is the caller's to read. Raises AttemptError for everything else."""
         status = upstream.status
-        if status in OURS_TO_ANSWER or status in BUSY or not 400 <= status < 500:
-            raise _refused(status, upstream.headers.get("Retry-After", ""))
+        if not callers_mistake(status):
+            raise refused(status, upstream.headers.get("Retry-After", ""))
         try:
             async with asyncio.timeout_at(self._run.deadline_s()):
                 body = await upstream.content.read(MAX_ERROR_BYTES)
         except (TimeoutError, aiohttp.ClientError, OSError):
             raise transport_failure("the backend broke off") from None
+        if salt := call.salt(self._seat):
+            if names_salt(body, call.body):
+                raise salt_refused()
+            body = body.replace(salt.encode(), b"...")
         self._attempt.finish("refused")
         headers = {"Content-Type": upstream.headers.get("Content-Type", "application/json")}
         return web.Response(status=status, body=body, headers=headers | self._headers)
@@ -199,7 +218,7 @@ class _Passage:
             if passed := tail.feed(data):
                 await self._write(passed)
             if tail.broken:
-                raise _unreadable()
+                raise unreadable()
         await self._end(tail)
 
     async def _read(self, upstream: aiohttp.ClientResponse, tail: Events | Tail) -> bytes | None:
@@ -208,15 +227,21 @@ class _Passage:
         while True:
             wake_s, deadline_s = loop.time() + self._keepalive_s, self._run.deadline_s()
             try:
-                async with asyncio.timeout_at(min(wake_s, deadline_s)):
+                async with self._attempt.wait_until(min(wake_s, deadline_s)):
                     return await upstream.content.readany()
             except TimeoutError:
+                self._hangs()
                 if deadline_s <= wake_s:
                     self._run.time_out()
                 if tail.keeps_alive:
                     return None
             except (aiohttp.ClientError, OSError):
                 raise transport_failure("the backend broke off") from None
+
+    def _hangs(self) -> None:
+        """Raises AttemptError where it was given up."""
+        if self._attempt.given_up:
+            raise transport_failure("the backend says nothing")
 
     def _hear(self, streaming: bool) -> None:
         self._attempt.heard(streaming)
@@ -236,47 +261,17 @@ class _Passage:
         """The answer has ended: was it whole?"""
         rest = tail.rest()
         if tail.broken:
-            raise _unreadable()
+            raise unreadable()
         if not tail.complete:
             raise transport_failure("the backend's answer broke off")
         if rest:
             await self._write(rest)
         usage = tail.usage()
         if tail.failed:
-            self._attempt.fail(_refused(500))
+            self._attempt.fail(refused(500))
         else:
             self._attempt.complete(usage)
         if usage is not None:
             self._run.grow(usage.completion_tokens)
             self._seat.learn(self._attempt, usage)
         await self._writer.close()
-
-
-def _refused(status: int, retry_after: str = "") -> AttemptError:
-    """The client sees no more than that another kind of server is behind us."""
-    kind = REFUSED if status in OURS_TO_ANSWER or status in BUSY else ERROR
-    busy = status in BUSY or status == 503
-    error = CoreError(
-        status=503 if busy else 502,
-        message="the backend is busy" if busy else f"the backend answered with status {status}",
-        type="server_error",
-        code="backend_busy" if busy else "backend_error",
-        retry_after_s=_wait_s(retry_after) if busy else None,
-    )
-    return AttemptError(kind, error)
-
-
-def _unreadable() -> AttemptError:
-    error = CoreError(
-        status=502,
-        message="the backend sent an event that is not JSON",
-        type="server_error",
-        code="backend_error",
-    )
-    return AttemptError(ERROR, error)
-
-
-def _wait_s(retry_after: str) -> float:
-    """As the server says it, where it says it in seconds."""
-    known = retry_after.isascii() and retry_after.isdigit() and len(retry_after) < 4
-    return max(1.0, float(retry_after)) if known else 1.0

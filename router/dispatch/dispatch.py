@@ -272,7 +272,8 @@ class Dispatcher:
         for watcher in self._watchers:
             watcher(job, answer)
         if answer.replica in self.backends:
-            return ForeignAttempt(answer, self.chooser, self.listener)
+            most_tokens = job.sampling.n * job.sampling.max_tokens
+            return ForeignAttempt(answer, self.chooser, self.listener, most_tokens)
         if leg.progress:
             self.listener.continued(answer, leg.carried_tokens)
         return Attempt(job, leg, answer, self, self._limits)

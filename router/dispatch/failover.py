@@ -232,8 +232,9 @@ class Run:
         return self._failed if self.may_relay else self._failed | self._dispatcher.backends
 
     def deadline_s(self) -> float:
-        """Loop time by which the next thing has to happen."""
-        if self._begun:
+        """Loop time by which the next thing has to happen. A backend's plain answer comes whole,
+        at its end."""
+        if self._begun or (self._whole and isinstance(self._attempt, ForeignAttempt)):
             return self._end_s
         return min(self._end_s, self._waits_since_s + self.job.first_token_timeout_s)
 

@@ -91,6 +91,11 @@ class Breaker:
         """A request ended without saying anything about the replica: a trial may be tried again."""
         self._trial_until_s = None
 
+    def trip(self, now_s: float) -> None:
+        """It hangs: no further failure is needed."""
+        self.failures = max(self.failures, FAILURES_TO_OPEN - 1)
+        self.failure(now_s)
+
     def failure(self, now_s: float) -> None:
         """The replica failed: consecutive failures open the breaker, each time for longer."""
         self.failures += 1

@@ -175,6 +175,12 @@ class Fleet:
         if member is not None:
             member.breaker.failure(self._clock())
 
+    def replica_hangs(self, replica: str, boot: int) -> None:
+        """It has requests, and says nothing of any."""
+        member = self._current(replica, boot)
+        if member is not None:
+            member.breaker.trip(self._clock())
+
     def replica_alive(
         self, replica: str, boot: int, chain: KeyChain, public_cut_blocks: int = 0
     ) -> None:
@@ -244,6 +250,14 @@ class Fleet:
         if self._pools is None:
             self._pools = grouped(self._members.values())
         return self._pools
+
+    def others_serve(self, replica: str) -> bool:
+        """Whether requests could go to somebody else of its pool now."""
+        now_s, member = self._clock(), self._members.get(replica)
+        return member is not None and any(
+            other is not member and other.unavailable(now_s) is None
+            for other in self.members(member.pool)
+        )
 
     @property
     def false_hits(self) -> FalseHits:

@@ -346,3 +346,49 @@ async def test_a_silent_server_is_a_timeout(build: Callable, http) -> None:
     assert response.status == 504
     assert house.fleet.member("f0").breaker.failures == 1
     await house.settled()
+
+
+SALT_REFUSALS = [
+    {"error": {"message": "Unrecognized request argument supplied: cache_salt", "param": None}},
+    {"error": {"message": "no", "param": "cache_salt"}},
+    {"detail": [{"type": "extra_forbidden", "loc": ["body", "cache_salt"], "input": "SALT"}]},
+]
+
+
+@pytest.mark.parametrize("told", SALT_REFUSALS)
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+async def test_a_refused_cache_salt_is_this_gateways_fault_and_no_clients(
+    house: ForeignHouse, http, told: dict, body: dict
+) -> None:
+    async def script(asked: Asked) -> None:
+        text = json.dumps(told).replace("SALT", asked.body["cache_salt"])
+        await asked.plain(400, json.loads(text))
+
+    house.tell(script)
+    response, answered = await read(house, http, body)
+    error = json.loads(answered)["error"]
+    assert (response.status, error["type"], error["code"]) == (502, "server_error", "salt_refused")
+    assert "cache_salt = false" in error["message"]
+    assert house.asked[0].body["cache_salt"] not in answered.decode()
+    assert all("cache_salt" in asked.body for asked in house.asked)
+    assert house.fleet.alarms.active("salt_refused", "f0")
+    house.tell(answer)
+    await read(house, http, body)
+    assert not house.fleet.alarms.active("salt_refused", "f0")
+    await house.settled()
+
+
+async def test_a_refusal_is_the_clients_where_only_he_spoke_of_a_salt(
+    house: ForeignHouse, http
+) -> None:
+    async def script(asked: Asked) -> None:
+        detail = [{"type": "missing", "loc": ["body", "n"], "input": asked.body}]
+        await asked.plain(422, {"detail": detail})
+
+    house.tell(script)
+    mine = {**CHAT, "messages": [{"role": "user", "content": "what does cache_salt do?"}]}
+    response, answered = await read(house, http, mine)
+    assert response.status == 422
+    assert b"what does cache_salt do?" in answered
+    assert house.asked[0].body["cache_salt"] not in answered.decode()
+    assert not list(house.fleet.alarms)
