@@ -33,7 +33,14 @@ class Evidence:
         if member.proof is None and chain.blocks:
             private = 0 < public_cut_blocks < chain.blocks
             blocks = chain.halves()[[0, public_cut_blocks] if private else [0]]
-            member.proof = Proof(blocks, now_s + PROOF_AFTER_S)
+            shown = self._index.holds(member.replica, blocks)
+            member.proof = Proof(blocks, now_s + PROOF_AFTER_S, shown, _computed_tokens(member))
+
+    def look(self, member: Member) -> None:
+        """Its digest has changed: what it shows now may be gone when the proof is due."""
+        proof = member.proof
+        if proof is not None and not proof.shown.all():
+            proof.shown |= self._index.holds(member.replica, proof.blocks)
 
     def probe(self, now_s: float) -> None:
         """Measure false hits: beside the heartbeats, which nobody waits for."""
@@ -61,16 +68,18 @@ class Evidence:
             self._prove(member, member.proof)
 
     def _prove(self, member: Member, proof: Proof) -> None:
-        """Only a digest that is known to be newer than the prompt can tell."""
+        """Only a digest that is known to be newer than the prompt can tell, and nothing is missed
+        that may have come and gone between two words of it: where few blocks are there, as many
+        as can be evicted are soon computed."""
         member.proof = None
         if (
             not self._index.known(member.replica)
             or member.digest_at_s < proof.due_s - PROOF_AFTER_S
         ):
             return
-        head, *private = (
-            self._index.claimed(block[None])[member.replica] > 0 for block in proof.blocks
-        )
+        if not proof.shown.all() and _turned_over(member, proof):
+            return
+        head, *private = map(bool, proof.shown)
         member.trust.confirm(head, private[0] if private else None)
         self._alarms.set(
             member.trust.nothing_matches,
@@ -84,3 +93,18 @@ class Evidence:
             member.replica,
             "public heads show in its digest, tenants' own blocks never do",
         )
+
+
+def _computed_tokens(member: Member) -> int:
+    load = member.load
+    return 0 if load is None else load.prompt_tokens_total - load.cached_tokens_total
+
+
+def _turned_over(member: Member, proof: Proof) -> bool:
+    """Whether since then half as much was computed as the replica could evict for it."""
+    load = member.load
+    if load is None:
+        return False
+    block_tokens = member.hello.layout.block_tokens
+    computed_blocks = (_computed_tokens(member) - proof.computed_tokens) / block_tokens
+    return computed_blocks >= (load.free_blocks + load.cached_blocks) / 2

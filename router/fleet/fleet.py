@@ -110,6 +110,7 @@ class Fleet:
         member = self._current(replica, boot)
         if member is not None and not member.misfits:
             self._digests.reset(member, (generation, seq), shape, bits)
+            self._evidence.look(member)
 
     def on_digest_delta(
         self,
@@ -123,6 +124,7 @@ class Fleet:
         member = self._current(replica, boot)
         if member is not None and member.digest_cursor is not None:
             self._digests.apply(member, seq, set_positions, clear_positions)
+            self._evidence.look(member)
 
     def on_digest_unknown(self, replica: str, boot: int, reason: str) -> None:
         """A gap: the replica is routed by load until its digest is whole again."""

@@ -25,13 +25,16 @@ class ReplicaState(StrEnum):
     DRAINING = "draining"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Proof:
-    """Blocks of a prompt that must be resident, to be looked for when due: its first one, and the
-    first one behind its public head if it has one. uint64 (1, 2) or (2, 2)."""
+    """Blocks of a prompt that must be resident for a while, looked for until due: its first one,
+    and the first one behind its public head if it has one. uint64 (1, 2) or (2, 2). `shown`: which
+    of them were seen. `computed_tokens`: what the replica had computed in all before."""
 
     blocks: np.ndarray
     due_s: float
+    shown: np.ndarray
+    computed_tokens: int
 
 
 class Member:

@@ -105,6 +105,12 @@ class DigestIndex:
         """The share of set bits in the replica's digest."""
         return self._plane(replica).fill(replica) if replica in self._homes else 0.0
 
+    def holds(self, replica: str, halves: np.ndarray) -> np.ndarray:
+        """Whether its digest claims these blocks, one by one; none of them while it is unknown."""
+        if not self.known(replica):
+            return np.zeros(len(halves), bool)
+        return self._plane(replica).holds(replica, halves)
+
     def claimed(self, halves: np.ndarray) -> dict[str, int]:
         """How many of these blocks each known digest claims, one by one."""
         found: dict[str, int] = {}

@@ -110,6 +110,11 @@ class Plane:
         sample = self._rows[:: max(1, self.shape.bits // FILL_SAMPLE), word]
         return float(np.count_nonzero(sample & bit)) / len(sample)
 
+    def holds(self, replica: str, halves: np.ndarray) -> np.ndarray:
+        """Whether one known replica seems to hold these blocks, one by one: bool (blocks,)."""
+        word, bit = self._at(replica)
+        return np.all(self._rows[positions(halves, self.shape), word] & bit, axis=1)
+
     def claimed(self, halves: np.ndarray) -> dict[str, int]:
         """How many of these blocks each known replica seems to hold, one by one."""
         held = np.bitwise_and.reduce(self._rows[positions(halves, self.shape)], axis=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.fleet.trust import MISSES_FOR_ALARM, Prediction, Trust
-from tests.router.kit import World, load, prompt
+from tests.router.kit import BLOCK_TOKENS, World, load, prompt
 
 WARM = Prediction(512, 100.0)
 
@@ -74,6 +74,44 @@ def test_R8_a_digest_that_shows_them_raises_nothing() -> None:
         world.clock.pass_s(2.0)
         world.fleet.on_load("a", 1, load())
     assert list(world.fleet.alarms) == []
+
+
+def test_R8_what_was_shown_and_soon_evicted_is_no_miss() -> None:
+    world = World()
+    world.join("a")
+    for turn in range(MISSES_FOR_ALARM * 2):
+        keys = prompt((turn, 4))
+        world.serve(world.decide(keys))
+        world.hold("a", keys)
+        world.clock.pass_s(0.1)
+        world.hold("a")
+        world.clock.pass_s(2.0)
+        world.hold("a")
+        world.fleet.on_load("a", 1, load())
+    assert list(world.fleet.alarms) == []
+
+
+@pytest.mark.parametrize(("total_blocks", "named"), [(64, False), (4_096, True)])
+def test_R8_where_few_blocks_are_soon_recycled_none_is_missed(
+    total_blocks: int, named: bool
+) -> None:
+    """Between two words of the digest a head came and went; where many are free it could not."""
+    world = World()
+    world.join("a")
+    computed_tokens = 0
+    for turn in range(MISSES_FOR_ALARM * 2):
+        world.serve(world.decide(prompt((turn, 32))))
+        world.clock.pass_s(2.0)
+        computed_tokens += 2 * 32 * BLOCK_TOKENS
+        world.hold("a")
+        told = load(
+            prompt_tokens_total=computed_tokens,
+            free_blocks=total_blocks // 2,
+            cached_blocks=total_blocks // 2,
+            total_blocks=total_blocks,
+        )
+        world.fleet.on_load("a", 1, told)
+    assert world.fleet.member("a").trust.nothing_matches is named
 
 
 def serve_behind_a_public_head(world: World, turns: int, shown_blocks: int) -> None:

@@ -79,6 +79,10 @@ class IndexAgainstTwin(RuleBasedStateMachine):
                 if held is not None
             }
             assert found == truth
+            for replica, depth in truth.items():
+                held = self.index.holds(replica, query.halves())
+                assert held[:depth].all()
+                assert depth == len(query) or not held[depth]
         assert len(self.index) == len(self.held)
 
 
