@@ -37,6 +37,7 @@ class SharedUse(Others):
         self._spent: dict[str, tuple[int, int, int]] = {}
         self._touched: set[str] = set()
         self._names: dict[bytes, str] = {}
+        self._names_version = -1
         self._tags: dict[str, bytes] = {}
         self._wake: Callable[[], None] = lambda: None
         limits.share(self)
@@ -107,7 +108,9 @@ class SharedUse(Others):
         return tag
 
     def _tenant(self, tag: bytes) -> Tenant | None:
-        if tag not in self._names:
+        if self._names_version != self._tenants.roster_version:
+            self._names_version = self._tenants.roster_version
             everybody = [self._tenants.anonymous, *(of for of, _ in self._tenants.listed())]
             self._names = {self._tag(tenant.name): tenant.name for tenant in everybody}
-        return self._tenants.named(self._names.get(tag, ""))
+        name = self._names.get(tag)
+        return None if name is None else self._tenants.named(name)

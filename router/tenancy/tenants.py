@@ -91,9 +91,12 @@ def _refusal(message: str, param: str) -> UserError:
 
 
 class Tenants:
-    """Tenants of the cluster file and those that an operator adds at run time; bounded."""
+    """Tenants of the cluster file and those that an operator adds at run time; bounded.
+
+    `roster_version` changes with each name that comes or goes."""
 
     def __init__(self, cluster_key: bytes, configured: Iterable[TenantConfig] = ()) -> None:
+        self.roster_version = 0
         self._cluster_key = cluster_key
         self._tenants: dict[str, Tenant] = {}
         self._keys: dict[str, frozenset[bytes]] = {}
@@ -126,7 +129,9 @@ class Tenants:
     def remove(self, name: str) -> bool:
         """Forget a tenant and its keys; whether there was one. What it has running goes on."""
         self._forget_keys(name)
-        return self._tenants.pop(name, None) is not None
+        known = self._tenants.pop(name, None) is not None
+        self.roster_version += known
+        return known
 
     def take(self, config: TenantConfig) -> None:
         """A tenant as a cluster file, or another router, has it. Raises ValueError."""
@@ -190,6 +195,7 @@ class Tenants:
             self.anonymous = tenant
             return
         self._forget_keys(tenant.name)
+        self.roster_version += tenant.name not in self._tenants
         self._keys[tenant.name] = keys
         self._names.update(dict.fromkeys(keys, tenant.name))
         self._tenants[tenant.name] = tenant

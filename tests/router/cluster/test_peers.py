@@ -11,10 +11,11 @@ import pytest
 from configs.schema import TenantConfig
 from events.envelope import seal
 from events.errors import UserError
-from events.peer import PeerAsk, PeerDelta, PeerState
+from events.peer import PeerAsk, PeerDelta, PeerState, Used
 from router.choice.reserve import Booked
 from router.cluster.peers import GONE_S, MAX_OPEN, Peers
 from router.cluster.sync import STATE_S
+from router.tenancy.tenants import TenantChange
 from router.waiting.fair import QUANTUM_TOKENS, Entry, FairQueue
 from tests.router.cluster.rig import Router, sent
 from tests.router.kit import Clock, World, hello, load, prompt
@@ -211,3 +212,20 @@ def test_two_lives_under_one_id_raise_an_alarm_while_both_speak() -> None:
     clock.pass_s(GONE_S + 1)
     asyncio.run(router.sync.tick())
     assert not alarms.active("router_id_taken", "a")
+
+
+def test_unknown_tenants_cost_no_look_at_all_that_are_known() -> None:
+    router = Router("a", 1, Clock(), {"r0": 1})
+    listed, looks = router.tenants.listed, []
+    router.tenants.listed = lambda: looks.append(1) or listed()  # type: ignore[method-assign]
+    flood = [Used(number.to_bytes(8), 1, 1, 1) for number in range(200)]
+    router.use.hear(flood)
+    assert len(looks) <= 1
+    other = Router("b", 1, Clock(), {"r0": 1})
+    for of in (router, other):
+        of.tenants.put("late", TenantChange(key="late-key-1", policy={"requests_per_min": 2}))
+    other.use.spent("late", 2, 0)
+    router.use.hear(other.use.take())
+    with pytest.raises(UserError):
+        router.limits.account(router.tenants.named("late")).request()
+    assert len(looks) == 2
