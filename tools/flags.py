@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from pathlib import Path
 
 PORT_MAX = 65_535
 OWN_TIMES = "trace"
+MIN_BYTES = 1 << 20
 
 
 def _integer(text: str) -> int:
@@ -55,6 +57,21 @@ def port(text: str) -> int:
     number = _integer(text)
     if not 0 <= number <= PORT_MAX:
         raise argparse.ArgumentTypeError(f"takes 0 to {PORT_MAX}")
+    return number
+
+
+def device(text: str) -> str:
+    """Where a replica computes, as torch names it."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"takes cpu, cuda or cuda:N, not '{text}'")
+    return text
+
+
+def memory_bytes(text: str) -> int:
+    """A size that can hold anything."""
+    number = positive(text)
+    if number < MIN_BYTES:
+        raise argparse.ArgumentTypeError(f"takes bytes, {MIN_BYTES} or more")
     return number
 
 

@@ -97,6 +97,11 @@ class ReplicaLink:
         return self.state == UP
 
     @property
+    def in_flight(self) -> int:
+        """Attempts in the table."""
+        return len(self.attempts)
+
+    @property
     def unsent_bytes(self) -> int:
         """What waits for the socket."""
         return self._outgoing.unsent_bytes

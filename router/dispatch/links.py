@@ -120,7 +120,7 @@ class Links:
     @property
     def in_flight(self) -> int:
         """Attempts in all tables."""
-        return sum(len(link.attempts) for link in (*self._links.values(), *self._leaving.values()))
+        return sum(link.in_flight for link in (*self._links.values(), *self._leaving.values()))
 
     @property
     def resumed(self) -> int:
@@ -212,6 +212,6 @@ class Links:
 
     async def _close_idle(self) -> None:
         for target, link in list(self._leaving.items()):
-            if not (link.up and link.attempts):
+            if not (link.up and link.in_flight):
                 self._leaving.pop(target, None)
                 await link.close()

@@ -123,7 +123,7 @@ class Admin:
                 {
                     **msgspec.to_builtins(view),
                     "link": link.state if link else "none",
-                    "in_flight": len(link.attempts) if link else 0,
+                    "in_flight": link.in_flight if link else 0,
                 }
             )
         return json_response({"replicas": views})

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from openai import OpenAI
@@ -75,6 +76,35 @@ def test_a_start_after_kill_9_works_and_ctrl_c_ends_every_child(
             second.close()
     finally:
         first.close()
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_what_it_waits_for_and_a_second_one_ends_it_at_once(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    up = start(tmp_path, tiny_model)
+    try:
+        up.wait_ready()
+        os.kill(replica_process(up, "r0"), signal.SIGSTOP)
+        with socket.create_connection(("127.0.0.1", urlsplit(up.url).port or 0)) as client:
+            messages = [{"role": "user", "content": "hello"}]
+            body = json.dumps({"model": MODEL, "messages": messages, "stream": True}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+            client.sendall(head.encode() + b"\r\n\r\n" + body)
+            wait_until(lambda: in_flight(up) == 1, what="the stream is open")
+            children = up.children()
+            up.process.send_signal(signal.SIGINT)
+            wait_until(lambda: "s for router-0 (up to" in up.output, what="it says so")
+            assert "again: stop at once" in up.output
+            assert up.process.poll() is None
+            assert up.interrupt(10) == 0
+        wait_until(lambda: not any(map(alive, children)), what="children end")
+    finally:
+        up.close()
+
+
+def in_flight(up: Up) -> int:
+    return sum(of["in_flight"] for of in up.get_json("/router/replicas")["replicas"])
 
 
 def test_a_taken_port_is_a_clear_error(tmp_path: Path, tiny_model: Path) -> None:

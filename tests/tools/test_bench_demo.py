@@ -12,6 +12,7 @@ from tools import cli
 from tools.admin import AdminClient
 from tools.bench.client import ChatClient, Sample
 from tools.bench.demo.ceiling import CeilingCache
+from tools.bench.demo.lines import Lines
 from tools.bench.demo.load import Conversation, Load
 from tools.bench.demo.run import DemoRunner
 from tools.errors import CommandError
@@ -74,6 +75,19 @@ async def test_those_that_it_made_before_it_broke_go_too() -> None:
 async def test_a_first_request_that_fails_is_one_line() -> None:
     with pytest.raises(CommandError, match="HTTP 503"):
         await _runner(_Admin()).cold_request_s()
+
+
+def test_without_a_terminal_few_lines_say_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for total in (3, 400):
+        lines = Lines("warmroute", total)
+        for _ in range(total):
+            lines()
+        told = capsys.readouterr()
+        assert told.out == ""
+        first, *more = told.err.splitlines()
+        assert first == f"warmroute: 0 of {total} requests"
+        assert more[-1] == f"warmroute: {total} of {total} requests"
+        assert len(more) == min(total, 4)
 
 
 def test_a_cluster_of_backends_alone_is_refused_in_one_line(

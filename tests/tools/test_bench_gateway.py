@@ -10,6 +10,7 @@ import pytest
 from tools.bench import cli
 from tools.bench.gateway import command, targets
 from tools.bench.gateway.prompts import SIZES, TAIL_CHARS, requests, templates
+from tools.cli import main as warmroute
 
 
 def test_bodies_share_their_head_and_have_tails_of_their_own() -> None:
@@ -42,6 +43,21 @@ def test_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "vllm_router").mkdir()
     assert "vllm" not in targets.missing(["vllm"], tmp_path)
     assert targets.missing(["warmroute"], tmp_path) == []
+
+
+def test_a_peer_that_does_not_start_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "vllm_router").mkdir()
+    (tmp_path / "vllm_router" / "launch_router.py").write_text(
+        "def main():\n    raise OSError('libssl.so is not there')\n"
+    )
+    (tmp_path / "model.gguf").write_bytes(targets._CONTEXT_KEY + bytes(4))
+    flags = ["--targets", "vllm", "--peers", str(tmp_path), "--samples", "5"]
+    flags += ["--model", str(tmp_path / "model.gguf")]
+    assert warmroute(["bench", "gateway", *flags]) == 1
+    told = capsys.readouterr().err.strip()
+    assert told == "warmroute bench: vllm-router ended: OSError: libssl.so is not there"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ import pytest
 from configs.load import ConfigError
 from tests.fakes.tiny_model import write_tiny_gguf
 from tools import cli
+from tools.up import present
 from tools.up.command import READY, few_blocks, options_of
 
 
@@ -25,6 +27,8 @@ from tools.up.command import READY, few_blocks, options_of
         ("up --replicas x", "takes a whole number, not 'x'"),
         ("bench demo --load x", "takes a number above 0"),
         ("up --threads 0", "takes 1 or more"),
+        ("up --device foo", "takes cpu, cuda or cuda:N, not 'foo'"),
+        ("up --kv-bytes 5", "takes bytes, 1048576 or more"),
         ("up --policy nope", "round_robin"),
         ("warm {tmp}/p.jsonl --replicas 0", "takes 1 or more"),
         ("warm {tmp}/p.jsonl --json {tmp}/missing/x.json", "can't write"),
@@ -59,6 +63,9 @@ def test_a_wrong_flag_is_refused_before_anything_starts(
         ("up --kv-host here", "--kv-host takes auto, inproc, off"),
         ("up --bridge", "--bridge needs a --backend"),
         ("up --no-cache-salt", "--no-cache-salt needs a --backend"),
+        ("up --backend-model m", "--backend-model needs a --backend"),
+        ("up --kv-host {tmp}/kvd.sock", "no kvd listens at {tmp}/kvd.sock"),
+        ("up --device cuda", "no GPU driver"),
         ("sim {tmp}/missing.jsonl", "missing.jsonl: No such file"),
         ("up --model {tmp}/missing.gguf", "no model at"),
         ("warm {tmp}/p.jsonl --state {tmp}/none", "no cluster in"),
@@ -70,13 +77,26 @@ def test_a_wrong_flag_is_refused_before_anything_starts(
     ],
 )
 def test_what_cannot_be_done_is_one_line(
-    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    line: str,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "garbage.gguf").write_text("garbage")
+    monkeypatch.setattr(present, "GPU_FILES", (str(tmp_path / "none"),))
     assert cli.main(line.format(tmp=tmp_path).split()) == 1
     said = capsys.readouterr().err
-    assert words in said
+    assert words.format(tmp=tmp_path) in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_kvd_that_runs_is_taken(tmp_path: Path, tiny_model: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as kvd:
+        kvd.bind(str(tmp_path / "kvd.sock"))
+        kvd.listen()
+        options = options_of(["--model", str(tiny_model), "--kv-host", str(tmp_path / "kvd.sock")])
+    assert options.kv.host == str(tmp_path / "kvd.sock")
 
 
 def test_the_printed_snippet_can_be_pasted() -> None:

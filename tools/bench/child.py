@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tools.errors import CommandError
+
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 STOP_S = 5.0
+MAX_SAID_CHARS = 400
 
 
 class Child:
@@ -26,7 +29,8 @@ class Child:
         environ: Mapping[str, str] | None = None,
         talks: bool = False,
     ) -> None:
-        """With `talks` it listens on its standard input."""
+        """With `talks` it listens on its standard input. Errors call it by its log's name."""
+        self.name = log.stem
         pinned = [] if cpu is None else ["taskset", "-c", str(cpu)]
         self._log = log
         with log.open("wb") as sink:
@@ -64,29 +68,31 @@ class Child:
         self._process.send_signal(number)
 
     def said(self) -> str:
-        """The end of what it wrote on standard error."""
-        return self._log.read_text(errors="replace")[-2_000:]
+        """The last line that it wrote on standard error."""
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1][-MAX_SAID_CHARS:] if lines else "it said nothing"
 
     def tell(self, line: bytes) -> None:
-        """Say one line to a child that talks. Raises RuntimeError where it has ended."""
+        """Say one line to a child that talks. Raises CommandError where it has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise RuntimeError(f"{self._process.args} has ended: {self.said()}") from None
+            raise CommandError(f"{self.name} has ended: {self.said()}") from None
 
     def answer(self, timeout_s: float) -> bytes:
-        """The next line of its output. Raises RuntimeError where none comes."""
+        """The next line of its output. Raises CommandError where none comes."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
         line = self._process.stdout.readline() if ready else b""
         if not line.strip():
-            raise RuntimeError(f"{self._process.args} said nothing: {self.said()}")
+            state = "ended" if ready else f"said nothing within {timeout_s:g} s"
+            raise CommandError(f"{self.name} {state}: {self.said()}")
         return line
 
     def line(self, timeout_s: float) -> list[str]:
-        """The next line of its output, in words. Raises RuntimeError where none comes."""
+        """The next line of its output, in words. Raises CommandError where none comes."""
         return self.answer(timeout_s).decode().split()
 
     def cpu_s(self) -> float:
@@ -116,9 +122,9 @@ def python(*arguments: str) -> list[str]:
 
 
 def until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait for what can only be asked again. Raises RuntimeError."""
+    """Wait for what can only be asked again. Raises CommandError."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
-            raise RuntimeError(f"{what} within {timeout_s:g} s")
+            raise CommandError(f"{what} within {timeout_s:g} s")
         time.sleep(0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from rich.console import Console
@@ -179,8 +179,7 @@ def main(argv: Sequence[str]) -> int:
     if flags.pd:
         return _roles(flags, trace, settings)
     chosen = EVERY if flags.policy == ALL else (flags.policy,)
-    policies = track(chosen, description="policies", transient=True)
-    result = simulate(trace, settings, policies, flags.slo_ttft_s, flags.capacity_slo_s)
+    result = simulate(trace, settings, _shown(chosen), flags.slo_ttft_s, flags.capacity_slo_s)
     console = Console()
     console.print(title(result["settings"]), highlight=False)
     print_table(console, table(result))
@@ -189,6 +188,16 @@ def main(argv: Sequence[str]) -> int:
     if flags.plot:
         draw(result, flags.plot)
     return 0
+
+
+def _shown(policies: Sequence[str]) -> Iterator[str]:
+    """Each as its turn comes: a bar on a terminal, else a line each on standard error."""
+    if sys.stdout.isatty():
+        yield from track(policies, description="policies", transient=True)
+        return
+    for number, policy in enumerate(policies, 1):
+        _say(f"{policy}: policy {number} of {len(policies)}")
+        yield policy
 
 
 def _say(line: str) -> None:

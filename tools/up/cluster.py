@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ from events.errors import WarmrouteError
 from events.server import EmbeddedNats
 from tools.admin import AdminClient
 from tools.errors import CommandError
-from tools.up.child import Child, RestartBudget
+from tools.up.child import STOP_S, Child, RestartBudget
 from tools.up.options import (
     UpOptions,
     backend_names,
@@ -283,6 +283,10 @@ class LocalCluster:
         for child in (*self._routers, *self._bridges, *self._replicas, *kvd):
             child.kill()
 
+    async def _ended(self, children: Sequence[Child]) -> None:
+        hint = f"up to {STOP_S:.0f} s for open streams; again: stop at once"
+        await together({child.name: child.stop() for child in children}, self._say, hint, SAY_S)
+
     def _fail(self, reason: str) -> None:
         if self._failed is not None and not self._failed.done():
             self._failed.set_result(reason)
@@ -291,10 +295,10 @@ class LocalCluster:
         for task in self._watchers:
             task.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
-        await asyncio.gather(*(child.stop() for child in self._routers))
-        await asyncio.gather(*(child.stop() for child in (*self._bridges, *self._replicas)))
-        if self._kvd is not None:
-            await self._kvd.stop()
+        # Whoever waits for open streams is told so: routers first, then what they send to.
+        await self._ended(self._routers)
+        await self._ended([*self._bridges, *self._replicas])
+        await self._ended([] if self._kvd is None else [self._kvd])
         if self._remote is not None:
             self._remote.stop()
         if self._nats is not None:

@@ -18,9 +18,10 @@ from router.backends.roster import base_url
 from router.policies import POLICIES
 from tools.errors import CommandError
 from tools.fetch import default_model
-from tools.flags import natural, port, positive
+from tools.flags import device, memory_bytes, natural, port, positive
 from tools.up.cluster import LocalCluster
 from tools.up.options import UpOptions
+from tools.up.present import require_device, require_kvd
 from tools.up.state import default_folder
 
 DEFAULT_NAME = "smollm2-135m-instruct"
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "repeated",
     )
     add("--policy", default="warmroute", choices=sorted(POLICIES), help=f"to route by {default}")
-    add("--device", default="cpu", help=f"cpu, cuda, cuda:1, ... {default}")
+    add("--device", type=device, default="cpu", help=f"cpu, cuda, cuda:1, ... {default}")
     add(
         "--dtype",
         default="auto",
@@ -98,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--kv-bytes",
-        type=positive,
+        type=memory_bytes,
         default=kv.host_bytes,
         help=f"how much of them is kept {default}",
     )
@@ -156,7 +157,12 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         raise CommandError("--prefill needs a store that all share: --kv-host auto, or --remote")
     if not flags.replicas + flags.decode and not flags.backend:
         raise CommandError("--replicas 0 needs a --backend")
-    for flag, given in (("--bridge", flags.bridge), ("--no-cache-salt", not flags.cache_salt)):
+    of_backends = {
+        "--bridge": flags.bridge,
+        "--no-cache-salt": not flags.cache_salt,
+        "--backend-model": flags.backend_model,
+    }
+    for flag, given in of_backends.items():
         if given and not flags.backend:
             raise CommandError(f"{flag} needs a --backend")
     for url in flags.backend:
@@ -166,6 +172,9 @@ def options_of(argv: Sequence[str]) -> UpOptions:
             raise CommandError(f"--backend: {error}") from None
     if flags.kv_host not in ("auto", "inproc", "off") and not flags.kv_host.startswith("/"):
         raise CommandError("--kv-host takes auto, inproc, off, or the path of a kvd's socket")
+    if flags.kv_host.startswith("/"):
+        require_kvd(Path(flags.kv_host))
+    require_device(flags.device)
     if flags.remote and flags.kv_remote:
         raise CommandError("--remote starts a store, --kv-remote names one: not both")
     if flags.routers > ROUTERS_MAX:

@@ -58,6 +58,9 @@ async def test_a_plain_answer_is_no_prefill_for_all_its_time(
     await until(lambda: len(house.asked) == 1)
     booked = house.services.brain.ledger.booked("f0")
     await until(lambda: (booked.requests, booked.prefilling) == (1, 0))
+    async with http.get(house.url + "/router/replicas") as response:
+        (shown,) = (await response.json())["replicas"]
+    assert (shown["replica"], shown["link"], shown["in_flight"]) == ("f0", "up", 1)
     go.set()
     await asking
     await house.settled()

@@ -17,7 +17,9 @@ def test_figures_and_settings_are_written(tmp_path: Path, capsys: pytest.Capture
     file = tmp_path / "sim.json"
     flags = ["--replicas", "2", "--slow", "r0=0.5", "--muted", "r1", "--fault", "2:restart:r0"]
     assert main([SMALL, *flags, "--fault", "3:router", "--load", "trace", "--json", str(file)]) == 0
-    assert "warmroute" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "warmroute" in told.out
+    assert told.err == "warmroute: policy 1 of 1\n"
     result = json.loads(file.read_text())
     figures = result["policies"]["warmroute"]
     wanted = {"cached_token_ratio", "ttft_mean_s", "ttft_p90_s", "ttft_p99_s", "max_over_mean_load"}

@@ -8,7 +8,9 @@ import dataclasses
 import json
 import math
 import signal
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from configs.model.card import ModelCard, load_card
 from tools.admin import AdminClient
 from tools.bench.client import ChatClient
 from tools.bench.demo.ceiling import CeilingCache
+from tools.bench.demo.lines import Lines
 from tools.bench.demo.load import Load, arrivals, conversations
 from tools.bench.demo.report import plot, print_table, summary
 from tools.bench.demo.run import DemoRunner, PolicyRun
@@ -159,7 +162,7 @@ class Demo:
     ) -> tuple[Load, float]:
         """The arrivals, at a rate that follows from how fast this machine is when cold."""
         cold_s = math.inf
-        self._console.print(f"{COLD_TRIES} requests on empty caches first: they set the pace")
+        self._say(f"{COLD_TRIES} requests on empty caches first: they set the pace")
         for _ in range(COLD_TRIES):
             await admin.clear_caches()
             cold_s = min(cold_s, await runner.cold_request_s())
@@ -170,8 +173,12 @@ class Demo:
             requests_per_s=rate,
             seed=self._flags.seed,
         )
-        self._console.print(f"one cold request takes {cold_s:.2f} s: {rate:.2f} requests/s")
+        self._say(f"one cold request takes {cold_s:.2f} s: {rate:.2f} requests/s")
         return dataclasses.replace(load, arrivals=turns), rate
+
+    def _say(self, line: str) -> None:
+        """What goes on, beside the figures."""
+        print(line, file=sys.stderr, flush=True)
 
     async def _policies(self, runner: DemoRunner, limit: int, requests: int) -> list[PolicyRun]:
         columns = (TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn())
@@ -180,10 +187,9 @@ class Demo:
         columns += (TimeElapsedColumn(),)
         with Progress(*columns, console=self._console, disable=not live) as progress:
             for policy in self._flags.policies:
-                if not live:
-                    self._console.print(f"{policy}: {requests} requests")
                 task = progress.add_task(policy, total=requests)
-                runs.append(await runner.run(policy, limit, lambda at=task: progress.advance(at)))
+                told = partial(progress.advance, task) if live else Lines(policy, requests)
+                runs.append(await runner.run(policy, limit, told))
         return runs
 
 

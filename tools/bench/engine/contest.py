@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from tools.bench.child import Child
+from tools.errors import CommandError
 
 PREFILL_TOKENS = (512, 2048)
 DECODE_ROWS = (1, 4, 16, 64)
@@ -96,7 +97,7 @@ class Contender:
         try:
             self._child.tell(json.dumps(words).encode())
             answer = json.loads(self._child.answer(patience_s))
-        except (RuntimeError, ValueError) as error:
+        except (CommandError, ValueError) as error:
             raise EngineError(f"{self.name}: {error}") from error
         if "error" in answer:
             raise EngineError(f"{self.name}: {answer['error']}")

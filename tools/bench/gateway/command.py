@@ -27,6 +27,7 @@ from tools.bench.gateway.targets import (
     missing,
     stretched_model,
 )
+from tools.errors import CommandError
 from tools.fetch import default_model
 from tools.flags import output_file, positive
 
@@ -37,7 +38,7 @@ WARM_REQUESTS = 512
 
 
 def _load(running: Running, size: str, connections: int, *more: str) -> dict[str, Any]:
-    """The clients' report, and the target's CPU seconds meanwhile. Raises RuntimeError."""
+    """The clients' report, and the target's CPU seconds meanwhile. Raises CommandError."""
     command = ["taskset", "-c", str(OTHER_CPU), *python("-m", "tools.bench.gateway.load")]
     command += ["--port", str(running.port), "--size", size, "--connections", str(connections)]
     before_s = running.child.cpu_s()
@@ -45,7 +46,7 @@ def _load(running: Running, size: str, connections: int, *more: str) -> dict[str
     report: dict[str, Any] = json.loads(done.stdout)
     report["cpu_s"] = running.child.cpu_s() - before_s
     if report["errors"]:
-        raise RuntimeError(f"{report['errors']} errors, the first: {report['first_error']}")
+        raise CommandError(f"{report['errors']} errors, the first: {report['first_error']}")
     return report
 
 
@@ -122,7 +123,7 @@ def _measure_in(folder: Path, flags: argparse.Namespace, targets: list[str]) -> 
 
 
 def measure(flags: argparse.Namespace) -> dict[str, Any]:
-    """All figures of all targets that are there. Raises RuntimeError."""
+    """All figures of all targets that are there. Raises CommandError."""
     absent = missing(flags.targets, flags.peers)
     for name in absent:
         print(f"{name}: not installed here (pip install -e '.[peers]'), left out")

@@ -21,6 +21,7 @@ from tools.bench.child import Child, python, until
 from tools.bench.gateway.prompts import MODEL
 from tools.bench.peers import HOST, PEERS, Before, environ, free_port
 from tools.bench.peers import missing as not_installed
+from tools.errors import CommandError
 
 _CPUS = sorted(os.sched_getaffinity(0))
 TARGET_CPU, OTHER_CPU = _CPUS[0], _CPUS[-1]
@@ -102,7 +103,7 @@ def ours(setting: Setting, program: Sequence[str] = ("-m", "router.app")) -> Ite
         fakes.line(START_S)
         with Child(router, TARGET_CPU, log / "router.log") as child:
             child.line(START_S)
-            until(lambda: _get(port, "/ready"), START_S, "not ready")
+            until(lambda: _get(port, "/ready"), START_S, "the router was not ready")
             yield Running(child, port)
 
 
@@ -117,7 +118,7 @@ def direct(setting: Setting) -> Iterator[Running]:
 
 @contextmanager
 def _peer(name: str, setting: Setting) -> Iterator[Running]:
-    """A peer with its cache-aware policy. Raises RuntimeError where it does not answer."""
+    """A peer with its cache-aware policy. Raises CommandError where it does not answer."""
     server = python("-m", "tools.bench.gateway.server", "--workers", str(REPLICAS))
     command = [*server, "--tick-ms", str(setting.tick_ms)]
     port, peer = free_port(), PEERS[name]
@@ -127,9 +128,13 @@ def _peer(name: str, setting: Setting) -> Iterator[Running]:
         command = [*(peer.command(setting.peers) or []), *flags]
         log = setting.folder / f"{name}.log"
         with Child(command, TARGET_CPU, log, environ(setting.peers)) as child:
-            until(lambda: _get(port, "/v1/models") or not child.running, START_S, "no answer")
+            until(
+                lambda: _get(port, "/v1/models") or not child.running,
+                START_S,
+                f"{name} did not answer",
+            )
             if not child.running:
-                raise RuntimeError(f"{name} ended: {child.said()}")
+                raise CommandError(f"{name} ended: {child.said()}")
             yield Running(child, port)
 
 

@@ -135,16 +135,12 @@ async def _peer(
         await asyncio.to_thread(
             until, lambda: _answers(port) or not child.running, START_S, f"{name} did not answer"
         )
-    except RuntimeError as error:
-        raise CommandError(f"{error}: {_end(child)}") from None
+    except CommandError as error:
+        raise CommandError(f"{error}: {child.said()}") from None
     if not child.running:
-        raise CommandError(f"{name} ended: {_end(child)}")
+        raise CommandError(f"{name} ended: {child.said()}")
     about = f"{name} {peer.version(home)}: {' '.join(flags)}"
     return Target(name, f"http://{HOST}:{port}", "", wanted.model_name, wanted.replicas, about)
-
-
-def _end(child: Child) -> str:
-    return (child.said().strip().splitlines() or ["it said nothing"])[-1]
 
 
 def _answers(port: int) -> bool:
