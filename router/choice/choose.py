@@ -312,7 +312,7 @@ class RouterBrain:
                 marks=b"" if self.peers.alone else marks_of(query.chain, scored.digest_blocks),
             )
         )
-        member.breaker.begin(now_s)
+        self.fleet.on_trial(member, now_s)
         if scored.digest_blocks < query.chain.blocks:
             until_s = now_s + self._optimistic_ttl_s(scored)
             self.optimistic.remember(decision.replica, decision.decision_id, query.chain, until_s)

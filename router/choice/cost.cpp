@@ -8,9 +8,9 @@ namespace {
 
 struct Row {
     double context_limit, total_blocks, barred, admits_from_s, load_at_s, digest_at_s, unknown,
-        trust, a, b, c, base, per_row, per_context, step_tokens, max_running, failures, unreported, requests,
-        rows, context_tokens, backlog_ms, unseen_prefill_ms, queued_tokens, free_blocks,
-        cached_blocks, prompts_seen, prompts_cached, busy, prefills_ms[7];
+        trust, a, b, c, base, per_row, per_context, step_tokens, max_running, failures, unreported,
+        backlog_ms, cached_blocks, prompts_seen, prompts_cached, busy, requests, rows, context_tokens,
+        unseen_prefill_ms, queued_tokens, free_blocks, prefills_ms[7];
 };
 
 struct Ask {

@@ -34,7 +34,6 @@ class DecisionLog:
         self.totals: defaultdict[str, PolicyTotals] = defaultdict(PolicyTotals)
         self._limit = max(1, limit)
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
-        self._attempts: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
@@ -42,9 +41,8 @@ class DecisionLog:
     def add(self, decision: RouteDecision) -> None:
         """Keep a decision; the oldest one goes when it is full."""
         self._records[decision.decision_id] = DecisionRecord(decision)
-        self._attempts.setdefault(decision.request_id, []).append(decision.decision_id)
         if len(self._records) > self._limit:
-            self._forget(self._records.popitem(last=False)[1].decision)
+            self._records.popitem(last=False)
         self.totals[decision.policy].decisions += 1
 
     def join(self, decision: RouteDecision, outcome: RouteOutcome) -> None:
@@ -64,16 +62,12 @@ class DecisionLog:
         return self._records.get(decision_id)
 
     def attempts(self, request_id: str) -> list[str]:
-        """Ids of the request's decisions that are still kept, oldest first."""
-        return list(self._attempts.get(request_id, ()))
+        """Ids of the request's decisions that are still kept, oldest first: looked for, since it
+        is rarely asked."""
+        kept = self._records.items()
+        return [name for name, record in kept if record.decision.request_id == request_id]
 
     def latest(self, count: int) -> list[DecisionRecord]:
         """The newest ones, newest first."""
         newest = reversed(self._records.values())
         return [record for record, _ in zip(newest, range(count), strict=False)]
-
-    def _forget(self, decision: RouteDecision) -> None:
-        kept = self._attempts[decision.request_id]
-        kept.remove(decision.decision_id)
-        if not kept:
-            del self._attempts[decision.request_id]

@@ -23,7 +23,8 @@ class Reservation(Struct):
     """One request on its way or running. `blocks` is the KV that it will need there beyond what is
     cached; `expires_s` is monotonic; `prefill_until_s` is when a prefill is written off. `marks`
     let other routers follow it with a sibling. `overdue`: its prefill should be over, and nothing
-    tells; until something does its cost stays, while its place among the prefills is free."""
+    tells; until something does its cost stays, while its place among the prefills is free. `size`
+    is the class of its prefill, which the ledger finds."""
 
     decision_id: str
     replica: str
@@ -38,6 +39,7 @@ class Reservation(Struct):
     prefilling: bool = True
     unseen: bool = True
     overdue: bool = False
+    size: int = 0
 
 
 class Journal(Protocol):
@@ -73,6 +75,11 @@ class Booked:
     unseen_context_tokens: int = 0
     unseen_blocks: int = 0
     prefill_ms_of_size: list[float] = field(default_factory=lambda: [0.0] * SIZES)
+
+    def round_off(self) -> None:
+        """Nothing is left: not of the rounding either."""
+        self.unseen_prefill_ms = 0.0
+        self.prefill_ms_of_size = [0.0] * SIZES
 
     def __add__(self, other: Booked) -> Booked:
         """The sums of both."""
@@ -119,6 +126,7 @@ class Ledger:
             self.release(next(iter(self._open)))
         account = self._accounts[reservation.replica]
         self.changed.add(reservation.replica)
+        reservation.size = size_of(reservation.prefill_ms)
         reservation.unseen = reservation.dispatch_seq > account.seen_seq
         if reservation.unseen:
             account.unseen[reservation.dispatch_seq] = reservation
@@ -164,7 +172,7 @@ class Ledger:
         _count(account.booked, reservation, -1)
         account.unseen.pop(reservation.dispatch_seq, None)
         if not account.booked.requests:
-            account.booked = Booked()
+            account.booked.round_off()
         if self.journal is not None:
             self.journal.released(reservation)
         return reservation
@@ -223,7 +231,7 @@ def _count_prefill(booked: Booked, reservation: Reservation, sign: int) -> None:
     """The same of what its prefill adds to the sums."""
     place = 0 if reservation.overdue else sign
     booked.prefilling += place
-    booked.prefill_ms_of_size[size_of(reservation.prefill_ms)] += sign * reservation.prefill_ms
+    booked.prefill_ms_of_size[reservation.size] += sign * reservation.prefill_ms
     if reservation.unseen:
         booked.unseen_prefilling += place
         booked.unseen_prefill_tokens += sign * reservation.prefill_tokens

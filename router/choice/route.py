@@ -72,10 +72,10 @@ class Outcome(Struct, frozen=True):
 
 def within(outcome: Outcome, most_prompt_tokens: float) -> Outcome:
     """The outcome with what can be of its counts."""
+    if 0 <= outcome.cached_tokens <= outcome.prompt_tokens <= most_prompt_tokens:
+        return outcome
     prompt_tokens = int(min(max(0, outcome.prompt_tokens), most_prompt_tokens))
     cached_tokens = min(max(0, outcome.cached_tokens), prompt_tokens)
-    if (prompt_tokens, cached_tokens) == (outcome.prompt_tokens, outcome.cached_tokens):
-        return outcome
     return replace(outcome, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
 
 

@@ -270,6 +270,7 @@ class Scorer:
         self._long_tokens = long_tokens
         self._pricer = pricer()
         self._boards: dict[str, Board] = {}
+        self._board_of: dict[str, Board] = {}
         self._roster_version = fleet.roster_version
         self._changed: set[str] = set()
         fleet.on_change(self._changed.add)
@@ -312,7 +313,7 @@ class Scorer:
         """What lies below the devices; None where nobody shows any of it."""
         index, brought = self._fleet.below, query.hand_off
         if brought is None or not brought.blocks:
-            return board.below(index, query.chain.data) if len(index) else None
+            return board.below(index, query.chain.data) if index.used else None
         below = board.below(index, query.chain.data)
         board.bring(below, brought.store, brought.blocks)
         return below
@@ -336,23 +337,38 @@ class Scorer:
         """The pool's board, current."""
         if self._roster_version != self._fleet.roster_version:
             self._boards.clear()
+            self._board_of.clear()
             self._roster_version = self._fleet.roster_version
         board = self._boards.get(pool)
-        changed = self._changed | self._ledger.changed
-        self._changed.clear()
         if board is None:
             board = self._boards[pool] = Board(pool, self._fleet.members(pool))
-            changed |= board.rows.keys()
-        for replica in changed:
-            self._write(replica)
-        self._ledger.changed.clear()
+            self._board_of.update(dict.fromkeys(board.replicas, board))
+            self._changed.update(board.replicas)
+        if self._changed or not self._peers.alone:
+            self._write_changed()
+        ledger = self._ledger
+        for replica in ledger.changed:
+            own = self._board_of.get(replica)
+            if own is not None:
+                own.book(replica, ledger.booked(replica))
+        ledger.changed.clear()
         return board
 
+    def _write_changed(self) -> None:
+        """Whole rows; with other routers about their reservations count too."""
+        changed = set(self._changed)
+        self._changed.clear()
+        if not self._peers.alone:
+            changed |= self._ledger.changed
+        for replica in changed:
+            self._write(replica)
+        self._ledger.changed.difference_update(changed)
+
     def _write(self, replica: str) -> None:
-        member = self._fleet.member(replica)
-        board = self._boards.get(member.pool) if member is not None else None
-        if member is None or board is None:
+        board = self._board_of.get(replica)
+        if board is None:
             return
+        member = board.members[board.rows[replica]]
         if member.load is not None:
             self._ledger.note_seen(replica, member.load.seen.get(self._router_boot, 0))
             self._peers.note_seen(replica, member.load.seen)

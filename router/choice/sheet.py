@@ -21,12 +21,13 @@ MIN_MATCH_TOKENS = 32
 ROW = (
     "context_limit", "total_blocks", "barred", "admits_from_s", "load_at_s", "digest_at_s",
     "unknown", "trust", "a", "b", "c", "base", "per_row", "per_context", "step_tokens",
-    "max_running", "failures", "unreported", "requests", "rows", "context_tokens", "backlog_ms",
-    "unseen_prefill_ms", "queued_tokens", "free_blocks", "cached_blocks", "prompts_seen",
+    "max_running", "failures", "unreported", "backlog_ms", "cached_blocks", "prompts_seen",
     "prompts_cached", "busy",
+    "requests", "rows", "context_tokens", "unseen_prefill_ms", "queued_tokens", "free_blocks",
     *(f"prefills_{size}_ms" for size in range(SIZES)),
 )  # fmt: skip
-"""What a row of the table says of one replica; router/fleet/board.py fills it."""
+"""What a row of the table says of one replica; router/fleet/board.py fills it. From `requests` on
+it changes with every reservation."""
 
 TERMS = (
     "score", "saved_prefill_ms", "queue_ms", "prefill_ms", "transfer_ms", "decode_share_ms",

@@ -1,19 +1,20 @@
 """The replicas of one pool as a table of numbers: what the cost reads, kept current row by row.
 
 A row is written again only after something about its replica changed, so a choice among hundreds
-of replicas touches few of them in Python.
+of replicas touches few of them in Python; what reservations change of it is written by itself.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 
 import numpy as np
 
 from events.load import DECODE, OWN_ENGINE, PREFILL
 from kvstore.identity import KeyChain
 from router.choice.reserve import SIZES, Booked
-from router.choice.sheet import Below, Sheet
+from router.choice.sheet import ROW, Below, Sheet
 from router.fleet.member import Member
 from router.fleet.stores import Stores
 from router.locality.below import BelowIndex, Reach
@@ -22,6 +23,10 @@ from router.locality.optimistic import OptimisticEntries
 
 FIRST_COME = (0.0,) * SIZES
 """Nothing is known to be overtaken: other engines than ours serve in the order of arrival."""
+
+_BOOKED_AT = ROW.index("requests")
+_booked_cells = struct.Struct(f"{len(ROW) - _BOOKED_AT}d")
+_NUMBER_BYTES = 8
 
 NOWHERE = -1
 OUT_OF_REACH_MS = 1e9
@@ -43,6 +48,7 @@ class Board:
         self.rows = {member.replica: row for row, member in enumerate(members)}
         self.sheet = Sheet(len(members))
         self.table = self.sheet.table
+        self._cells = memoryview(self.table)
         self.everywhere = np.arange(len(members))
         self.stores = Stores(members)
         self.speeds = np.zeros((len(members), len(self.stores.numbers), 2))
@@ -67,6 +73,12 @@ class Board:
                 # What comes one time in two takes twice as long.
                 trust = member.trust.fetches.value(number, member.load_at_s)
                 self.speeds[row, place] = fit.latency / trust, fit.per_block / trust
+
+    def book(self, replica: str, booked: Booked) -> None:
+        """Bring up to date what reservations there change."""
+        row = self.rows[replica]
+        place = _NUMBER_BYTES * (len(ROW) * row + _BOOKED_AT)
+        _booked_cells.pack_into(self._cells, place, *standing(self.members[row], booked))
 
     def depths(self, index: DigestIndex, keys: bytes) -> np.ndarray:
         """Leading blocks of a chain, its keys back to back, that each member's digest says it
@@ -145,31 +157,40 @@ def _bits(word: int) -> np.ndarray:
 
 
 def row_of(member: Member, booked: Booked) -> tuple[float, ...]:
-    """Published load plus what no report has seen yet."""
+    """All that is known of a replica, as a row of the table."""
     load, hello, breaker = member.load, member.hello, member.breaker
     barred = bool(member.misfits) or not member.linked or (load is not None and load.draining)
     digest = (member.digest_at_s, member.unknown_since_s is not None, member.trust.value)
     fits = (*_fits(member), max(1, hello.max_step_tokens))
+    seen = (0, 0, 0)
+    if load is not None:
+        seen = (load.cached_blocks, load.prompt_tokens_total, load.cached_tokens_total)
+    return (
+        hello.context_tokens, member.total_blocks, barred, breaker.admits_from_s,
+        member.load_at_s, *digest, *fits, hello.max_running, breaker.failures, load is None,
+        backlog_ms(member), *seen, member.usage.share, *standing(member, booked),
+    )  # fmt: skip
+
+
+def standing(member: Member, booked: Booked) -> tuple[float, ...]:
+    """Published load plus what no report has seen yet: the row from `requests` on."""
+    load, hello = member.load, member.hello
     sizes = booked.prefill_ms_of_size if hello.engine == OWN_ENGINE else FIRST_COME
     if load is None:
         return (
-            hello.context_tokens, hello.total_blocks, barred, breaker.admits_from_s,
-            member.load_at_s, *digest, *fits, hello.max_running, breaker.failures, True,
             booked.requests, booked.requests - booked.prefilling, booked.unseen_context_tokens,
-            0.0, booked.unseen_prefill_ms, booked.unseen_prefill_tokens,
-            hello.total_blocks - booked.unseen_blocks, 0, 0, 0, member.usage.share, *sizes,
+            booked.unseen_prefill_ms, booked.unseen_prefill_tokens,
+            hello.total_blocks - booked.unseen_blocks, *sizes,
         )  # fmt: skip
     requests = load.waiting + load.running + booked.unseen_requests
-    prefilling = max(load.waiting + booked.unseen_prefilling, booked.prefilling)
+    prefilling = load.waiting + booked.unseen_prefilling
+    if prefilling < booked.prefilling:
+        prefilling = booked.prefilling
     return (
-        hello.context_tokens, load.total_blocks, barred, breaker.admits_from_s,
-        member.load_at_s, *digest, *fits, hello.max_running, breaker.failures, False,
-        requests, max(0, requests - prefilling),
-        load.running_context_tokens + booked.unseen_context_tokens,
-        backlog_ms(member), booked.unseen_prefill_ms,
+        requests, requests - prefilling if requests > prefilling else 0,
+        load.running_context_tokens + booked.unseen_context_tokens, booked.unseen_prefill_ms,
         load.queued_prefill_tokens + booked.unseen_prefill_tokens,
-        load.free_blocks - booked.unseen_blocks, load.cached_blocks,
-        load.prompt_tokens_total, load.cached_tokens_total, member.usage.share, *sizes,
+        load.free_blocks - booked.unseen_blocks, *sizes,
     )  # fmt: skip
 
 

@@ -26,10 +26,13 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """Time is an argument (monotonic seconds), so that nothing here waits."""
+    """Time is an argument (monotonic seconds), so that nothing here waits. `admits_from_s`: from
+    when on one more request may go there, -inf while it is `closed`."""
 
     def __init__(self) -> None:
         self.failures = 0
+        self.closed = True
+        self.admits_from_s = -math.inf
         self._failed_at_s = -math.inf
         self._open_until_s: float | None = None
         self._open_for_s = OPEN_S
@@ -40,13 +43,6 @@ class Breaker:
         if self._open_until_s is None:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now_s < self._open_until_s else BreakerState.HALF_OPEN
-
-    @property
-    def admits_from_s(self) -> float:
-        """From when on one more request may go there: -inf while the breaker is closed."""
-        if self._open_until_s is None:
-            return -math.inf
-        return max(self._open_until_s, self._trial_until_s or -math.inf)
 
     def admits(self, now_s: float) -> bool:
         """Whether one more request may go there now."""
@@ -65,6 +61,7 @@ class Breaker:
         The trial ends with its outcome, or after `TRIAL_S` when none is ever told."""
         if self._open_until_s is not None and now_s >= self._open_until_s:
             self._trial_until_s = now_s + TRIAL_S
+            self._settle()
 
     def alive(self, now_s: float) -> None:
         """A first token came: enough to end a trial, not yet to forget the failures before it, for
@@ -72,12 +69,17 @@ class Breaker:
         if self._open_until_s is not None and now_s >= self._open_until_s:
             self._open_until_s = self._trial_until_s = None
             self.failures = FAILURES_TO_OPEN - 1
+            self._settle()
 
-    def success(self) -> None:
-        """A request was served to its end."""
+    def success(self) -> bool:
+        """A request was served to its end; whether there was anything to forget."""
+        was_well = self.closed and not self.failures
         self.failures = 0
         self._open_until_s = self._trial_until_s = None
         self._open_for_s = OPEN_S
+        if not was_well:
+            self._settle()
+        return not was_well
 
     def fade(self, now_s: float) -> bool:
         """Forget failures long past, unless they have opened it; whether there were any."""
@@ -90,6 +92,7 @@ class Breaker:
     def undecided(self) -> None:
         """A request ended without saying anything about the replica: a trial may be tried again."""
         self._trial_until_s = None
+        self._settle()
 
     def trip(self, now_s: float) -> None:
         """It hangs: no further failure is needed."""
@@ -107,3 +110,10 @@ class Breaker:
                 self._open_until_s = now_s + self._open_for_s
         elif self.failures >= FAILURES_TO_OPEN:
             self._open_until_s = now_s + self._open_for_s
+        self._settle()
+
+    def _settle(self) -> None:
+        self.closed = self._open_until_s is None
+        self.admits_from_s = -math.inf
+        if self._open_until_s is not None:
+            self.admits_from_s = max(self._open_until_s, self._trial_until_s or -math.inf)

@@ -183,22 +183,31 @@ class Fleet:
         if member is not None:
             member.breaker.trip(self._clock())
 
+    def on_trial(self, member: Member, now_s: float) -> None:
+        """A request is being sent there: with an open breaker it is the trial."""
+        if not member.breaker.closed:
+            member.breaker.begin(now_s)
+            self._touch(member.replica)
+
     def replica_alive(
         self, replica: str, boot: int, chain: KeyChain, public_cut_blocks: int = 0
     ) -> None:
         """A request got its first token: its prompt was just computed there, so that its head must
         show in the digest before long."""
-        member = self._current(replica, boot)
-        if member is not None:
-            now_s = self._clock()
-            member.breaker.alive(now_s)
-            self._evidence.expect_shown(member, chain, public_cut_blocks, now_s)
+        member = self._members.get(replica)
+        if member is None or member.boot != boot:
+            return
+        if member.proof is None:
+            self._evidence.expect_shown(member, chain, public_cut_blocks, self._clock())
+        if not member.breaker.closed:
+            member.breaker.alive(self._clock())
+            self._touch(replica)
 
     def replica_served(self, replica: str, boot: int) -> None:
         """A request was served to its end."""
-        member = self._current(replica, boot)
-        if member is not None:
-            member.breaker.success()
+        member = self._members.get(replica)
+        if member is not None and member.boot == boot and member.breaker.success():
+            self._touch(replica)
 
     def replica_undecided(self, replica: str, boot: int) -> None:
         """A request ended in a way that says nothing about the replica."""
@@ -214,14 +223,19 @@ class Fleet:
         cached_tokens: int,
         ttft_ms: float,
     ) -> None:
-        """Prediction meets reality."""
-        member = self._current(replica, boot)
-        if member is None:
+        """Prediction meets reality. Only what changed is told: most of it comes true."""
+        member = self._members.get(replica)
+        if member is None or member.boot != boot:
             return
         trust = member.trust
+        believed, doubted = trust.value, trust.false_hits
         trust.observe(predicted, cached_tokens, ttft_ms)
-        trust.fetches.observe(predicted.fetched, cached_tokens, ttft_ms, self._clock())
-        self.alarms.set(trust.false_hits, "false_hits", replica, f"trust {trust.value:.2f}")
+        if predicted.fetched:
+            trust.fetches.observe(predicted.fetched, cached_tokens, ttft_ms, self._clock())
+        if trust.value != believed or predicted.fetched:
+            self._touch(replica)
+        if trust.false_hits or doubted:
+            self.alarms.set(trust.false_hits, "false_hits", replica, f"trust {trust.value:.2f}")
 
     def on_fence(self, listener: FenceListener) -> None:
         """Register for the end of lives."""

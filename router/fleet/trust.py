@@ -16,6 +16,7 @@ LEARNING_RATE = 0.2
 MIN_SAMPLES = 5
 FALSE_HITS_BELOW = 0.5
 FALSE_HITS_OVER_ABOVE = 0.7
+HALF_WORTH_MS = 1e3 * HALF_WORTH_S
 MISSES_FOR_ALARM = 4
 MAX_TTFT_RATIO = 100.0
 
@@ -56,14 +57,21 @@ class Trust:
     def observe(self, predicted: Prediction, cached_tokens: int, ttft_ms: float) -> None:
         """A first token came: what had been predicted, and what the replica found cached."""
         if predicted.ttft_ms > 0:
-            ratio = min(ttft_ms / predicted.ttft_ms, MAX_TTFT_RATIO)
-            self.ttft_ratio = _blend(self.ttft_ratio, ratio, LEARNING_RATE)
+            ratio = ttft_ms / predicted.ttft_ms
+            if ratio > MAX_TTFT_RATIO:
+                ratio = MAX_TTFT_RATIO
+            self.ttft_ratio = (1 - LEARNING_RATE) * self.ttft_ratio + LEARNING_RATE * ratio
         if predicted.cached_tokens > 0:
             self.samples += 1
-            share = min(1.0, max(0, cached_tokens) / predicted.cached_tokens)
-            worth = 0.5 ** (max(0.0, ttft_ms) / (1e3 * HALF_WORTH_S))
-            self.value = _blend(self.value, share, worth * LEARNING_RATE)
-            self._judge()
+            share = cached_tokens / predicted.cached_tokens
+            share = 0.0 if share < 0.0 else 1.0 if share > 1.0 else share
+            worth = 0.5 ** (ttft_ms / HALF_WORTH_MS) if ttft_ms > 0 else 1.0
+            rate = worth * LEARNING_RATE
+            self.value = value = (1 - rate) * self.value + rate * share
+            if self.false_hits:
+                self.false_hits = value <= FALSE_HITS_OVER_ABOVE
+            elif value < FALSE_HITS_BELOW:
+                self.false_hits = self.samples >= MIN_SAMPLES
 
     def confirm(self, head: bool, private: bool | None) -> None:
         """Whether the digest showed a prompt's first block some time after its first token, and the
@@ -71,13 +79,3 @@ class Trust:
         self._misses = 0 if head else self._misses + 1
         if head and private is not None:
             self._private_misses = 0 if private else self._private_misses + 1
-
-    def _judge(self) -> None:
-        if self.samples >= MIN_SAMPLES and self.value < FALSE_HITS_BELOW:
-            self.false_hits = True
-        elif self.value > FALSE_HITS_OVER_ABOVE:
-            self.false_hits = False
-
-
-def _blend(old: float, new: float, rate: float) -> float:
-    return (1 - rate) * old + rate * new

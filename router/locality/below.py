@@ -21,9 +21,10 @@ MAX_BYTES = 128 * 1024 * 1024
 
 
 class BelowIndex:
-    """Columns by replica id, beside those of the device."""
+    """Columns by replica id, beside those of the device. `used`: there may be some."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.used = False
         self.tiers = tuple(DigestIndex(max_bytes) for _ in range(TIERS))
 
     def __len__(self) -> int:
@@ -55,6 +56,7 @@ class BelowIndex:
             if place >= len(columns):
                 tier.remove(replica)
             elif tier.place(replica, pool, shape):
+                self.used = True
                 tier.reset(replica, columns[place])
 
     def apply(
@@ -74,6 +76,7 @@ class BelowIndex:
         """Free the replica's columns."""
         for tier in self.tiers:
             tier.remove(replica)
+        self.used = len(self) > 0
 
 
 class Reach:

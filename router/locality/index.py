@@ -41,6 +41,7 @@ class DigestIndex:
         self.max_bytes = max_bytes
         self._planes: dict[tuple[str, DigestShape], Plane] = {}
         self._homes: dict[str, tuple[str, DigestShape]] = {}
+        self._known: set[str] = set()
 
     def __contains__(self, replica: str) -> bool:
         return replica in self._homes
@@ -77,6 +78,7 @@ class DigestIndex:
         home = self._homes.pop(replica, None)
         if home is None:
             return
+        self._known.discard(replica)
         self.version += 1
         plane = self._planes[home]
         plane.remove(replica)
@@ -85,12 +87,14 @@ class DigestIndex:
 
     def forget(self, replica: str) -> None:
         """The replica's digest is unknown from now on."""
-        if replica in self._homes:
+        if replica in self._known:
+            self._known.discard(replica)
             self._plane(replica).forget(replica)
 
     def reset(self, replica: str, bits: np.ndarray) -> None:
         """A whole digest. Raises ValueError on another length, KeyError without a column."""
         self._plane(replica).reset(replica, bits)
+        self._known.add(replica)
 
     def apply(self, replica: str, set_positions: np.ndarray, clear_positions: np.ndarray) -> None:
         """Changes of a known digest. Raises ValueError on positions outside the shape, KeyError
@@ -99,7 +103,7 @@ class DigestIndex:
 
     def known(self, replica: str) -> bool:
         """Whether a whole digest of this replica is in place."""
-        return replica in self._homes and self._plane(replica).known(replica)
+        return replica in self._known
 
     def fill(self, replica: str) -> float:
         """The share of set bits in the replica's digest."""

@@ -18,6 +18,8 @@ from router.telemetry.tally import OTHERS, TopNames
 WRONG_BLOCKS = 2
 MAX_REPLICAS = 1_024
 """The one that answered longest ago goes first."""
+UNCOUNTED = 32
+"""Answers that are counted in one go, or when somebody reads the sums."""
 
 
 class Sums(Struct):
@@ -51,11 +53,11 @@ class Sums(Struct):
 
 
 class Accuracy:
-    """Bounded: `MAX_REPLICAS` replicas, and for each the busiest tenants and one sum of the rest.
-    `total` has all that was ever counted."""
+    """At most `MAX_REPLICAS` replicas, and for each the busiest tenants and one sum of the rest."""
 
     def __init__(self) -> None:
-        self.total = Sums()
+        self._total = Sums()
+        self._uncounted: list[tuple[str, str, Sums]] = []
         self._tenants = TopNames(self._drop_tenant)
         self._of: OrderedDict[str, defaultdict[str, Sums]] = OrderedDict()
 
@@ -70,29 +72,44 @@ class Accuracy:
         ttft_ms: float,
     ) -> None:
         """A first token came. `skipped_tokens` were found cached."""
-        excess_tokens = predicted.matched_tokens - max(0, skipped_tokens)
+        matched_tokens = predicted.matched_tokens
         one = Sums(
-            answered=1,
-            prompt_tokens=prompt_tokens,
-            matched_tokens=predicted.matched_tokens,
-            usable_tokens=predicted.usable_tokens,
-            skipped_tokens=skipped_tokens,
-            predicted_ttft_ms=predicted.ttft_ms,
-            ttft_ms=ttft_ms,
-            wrong_depth=int(excess_tokens > WRONG_BLOCKS * block_tokens),
+            1,
+            prompt_tokens,
+            matched_tokens,
+            predicted.usable_tokens,
+            skipped_tokens,
+            predicted.ttft_ms,
+            ttft_ms,
+            1 if matched_tokens - skipped_tokens > WRONG_BLOCKS * block_tokens else 0,
         )
-        self.total.add(one)
-        self._sums(replica, self._tenants.label(tenant)).add(one)
+        self._uncounted.append((replica, tenant, one))
+        if len(self._uncounted) >= UNCOUNTED:
+            self._count()
+
+    @property
+    def total(self) -> Sums:
+        """All that was ever observed."""
+        self._count()
+        return self._total
 
     def by_tenant(self, replica: str) -> dict[str, Sums]:
         """The replica's sums by tenant; `tally.OTHERS` has the rest."""
+        self._count()
         return self._of.get(replica, {})
 
     def read(self, value: Callable[[Sums], float]) -> Iterator[tuple[tuple[str, str], float]]:
         """For the metrics: one number by (replica, tenant)."""
+        self._count()
         for replica, tenants in self._of.items():
             for tenant, sums in tenants.items():
                 yield (replica, tenant), value(sums)
+
+    def _count(self) -> None:
+        for replica, tenant, one in self._uncounted:
+            self._total.add(one)
+            self._sums(replica, self._tenants.label(tenant)).add(one)
+        self._uncounted.clear()
 
     def _sums(self, replica: str, tenant: str) -> Sums:
         tenants = self._of.setdefault(replica, defaultdict(Sums))

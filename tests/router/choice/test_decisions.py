@@ -34,4 +34,4 @@ def test_attempts_of_a_request_are_forgotten_with_their_records() -> None:
     for number in range(4, 100):
         log.add(decision(number, f"c{number}"))
     assert log.attempts("a") == log.attempts("b") == []
-    assert len(log) == len(log._attempts) == 3
+    assert len(log) == 3
