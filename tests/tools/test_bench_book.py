@@ -109,14 +109,34 @@ def test_goals_are_held_against_the_best_peer_and_the_bound() -> None:
         ("random", False),
         ("clairvoyant", True),
     ]
-    sought = dataclasses.replace(trace, capacity_slo_s=2.0, bound="bound")
-    of = {"policies": {"warmroute": {"capacity_load": 1.3}, "random": {"capacity_load": 1.0}}}
-    most = {"policies": {"warmroute": {"capacity_load": 1.5}}}
-    (capacity,) = goals([(sought, of), (dataclasses.replace(SCENARIO, name="bound"), most)])
-    assert "1.500 where nothing is ever evicted" in capacity.words
-    assert capacity.met
-    assert "| 1.300 | yes |" in f"| {' | '.join(capacity.row())} |"
     assert goals([(SCENARIO, of)]) == []
+
+
+def test_a_capacity_is_to_be_far_above_on_one_trace_and_below_on_none() -> None:
+    def sought(name: str, ours: float, theirs: float) -> tuple[Scenario, dict[str, Any]]:
+        of = dataclasses.replace(SCENARIO, mooncake=True, capacity_slo_s=2.0, bound="bound")
+        loads = {"warmroute": ours, "random": theirs, "weighted": 0.5}
+        policies = {policy: {"capacity_load": load} for policy, load in loads.items()}
+        return dataclasses.replace(of, name=name, title=name), {"policies": policies}
+
+    most = {"policies": {"warmroute": {"capacity_load": 1.5}}}
+    bound = (dataclasses.replace(SCENARIO, name="bound"), most)
+    found = goals([sought("low", 1.0, 1.1), sought("high", 1.3, 1.0), bound])
+    assert [(goal.where, goal.met) for goal in found] == [
+        ("low", False),
+        ("high", True),
+        ("high", True),
+    ]
+    assert "1.500 where nothing is ever evicted" in found[-1].words
+    assert "| 1.300 | yes |" in f"| {' | '.join(found[-1].row())} |"
+    assert not goals([sought("low", 1.2, 1.0)])[-1].met
+
+
+def test_how_long_a_simulation_may_take_is_a_goal_of_its_own() -> None:
+    bounded = dataclasses.replace(SCENARIO, cpu_bound_s=120.0)
+    of = {"policies": {"warmroute": {}}, "cpu_s": {"warmroute": 46.3}}
+    (goal,) = goals([(bounded, of)])
+    assert (goal.ours, goal.theirs, goal.met) == (46.3, 120.0, True)
 
 
 def test_figures_are_means_over_seeds_and_say_which_code_made_them(

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from configs.model.card import load_card
 from tools.bench import peers
 from tools.bench.child import Child, until
-from tools.bench.live.dynamo.model import write_model
+from tools.bench.live.folder import write_model
 from tools.fetch import default_model
 
 TEXT = "Wörter, 123 words\n and <|im_start|> as text"
@@ -31,7 +31,7 @@ DYNAMO = os.environ.get("WARMROUTE_DYNAMO")
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(default_model(), tmp_path_factory.mktemp("dynamo") / "model")
+    return write_model(default_model(), tmp_path_factory.mktemp("dynamo") / "model", weights=False)
 
 
 @pytest.fixture

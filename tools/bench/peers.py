@@ -20,10 +20,11 @@ from pathlib import Path
 import msgspec
 
 from configs.schema import ReplicaConfig
-from tools.bench.live.dynamo.model import write_model
+from tools.bench.live.folder import write_model
 
 HOST = "127.0.0.1"
 BLOCK_TOKENS = ReplicaConfig(id="").block_tokens
+VLLM_KV_GIB = "1"
 DYNAMO = Path(__file__).parent / "live" / "dynamo" / "serve.py"
 
 
@@ -87,12 +88,16 @@ def _importable(module: str) -> bool:
 
 
 def environ(folder: Path | None) -> dict[str, str]:
-    """So that Python finds what lies in the folder, and nobody asks for a key: all listen on
-    loopback, for as long as the benchmark runs."""
+    """So that Python finds what lies in the folder, nobody asks for a key and nobody calls home:
+    all listen on loopback, for as long as the benchmark runs."""
     paths = [str(folder)] if folder else []
     return {
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
         "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+        "HF_HUB_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_HOST_IP": HOST,
+        "VLLM_CPU_KVCACHE_SPACE": VLLM_KV_GIB,
     }
 
 
@@ -129,17 +134,20 @@ def _litellm(port: int, before: Before) -> list[str]:
 
 def _dynamo(port: int, before: Before) -> list[str]:
     """Its frontend with the KV router, and a worker before each server."""
-    model = write_model(before.model_path, before.folder / "dynamo-model")
+    model = write_model(before.model_path, before.folder / "dynamo-model", weights=False)
     flags = ["--port", str(port), "--model", before.model, "--model-folder", str(model)]
     flags += ["--folder", str(before.folder), "--block-tokens", str(BLOCK_TOKENS)]
     return [*flags, "--worker-urls", *before.urls, "--kv-events", *before.kv_events]
 
 
 def _vllm(port: int, before: Before) -> list[str]:
-    """An engine, not a gateway: it computes by itself, with prefix caching."""
+    """An engine, not a gateway: it computes by itself, with prefix caching. Eager, as it would
+    compile for minutes first."""
+    model = write_model(before.model_path, before.folder / "vllm-model", weights=True)
     name = ["--served-model-name", before.model]
     bound = ["--host", HOST, "--port", str(port)]
-    return ["serve", str(before.model_path), *name, *bound, "--enable-prefix-caching"]
+    told = ["--enable-prompt-tokens-details"]  # how many were cached
+    return ["serve", str(model), *name, *bound, *told, "--enable-prefix-caching", "--enforce-eager"]
 
 
 PEERS = {

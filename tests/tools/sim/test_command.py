@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,18 @@ def test_figures_and_settings_are_written(tmp_path: Path, capsys: pytest.Capture
     assert result["settings"]["speeds"] == {"r0": 0.5}
     assert result["settings"]["faults"] == ["2:restart:r0", "3:router"]
     assert result["settings"]["load"] is None
+
+
+@pytest.mark.slow
+def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("1.json", "2.json")]
+    for seed, file in enumerate(files, 1):
+        command = [sys.executable, "-m", "tools.cli", "sim", SMALL, "--replicas", "3"]
+        environ = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        flags = ["--policy", "all", "--jitter-ms", "80", "--loss", "0.1", "--json", str(file)]
+        subprocess.run([*command, *flags], env=environ, check=True, stdout=subprocess.DEVNULL)
+    first, second = (file.read_bytes() for file in files)
+    assert first == second
 
 
 @pytest.mark.slow

@@ -21,15 +21,16 @@ FLAGS = (
 )
 TTFT = "ttft_mean_ms"
 CROWDED_SHARE = 0.9
+ENGINE = " {} computes by itself, in one process over all CPUs: an engine, no gateway."
 CROWDED = " On a machine this busy, what else ran on it moves these figures more than gateways do."
 
 Found = dict[str, Any]
 
 
 def run_live(folders: Sequence[Path]) -> None:
-    """All gateways that are installed here or in one of the folders. Raises CommandError."""
+    """All peers that are installed here or in one of the folders. Raises CommandError."""
     installed = [name for name in PEERS if PEERS[name].command(home_of(name, folders))]
-    flags = [flag for name in installed if name not in ENGINES for flag in ("--peer", name)]
+    flags = [flag for name in installed for flag in ("--peer", name)]
     flags += [flag for folder in folders for flag in ("--peers", str(folder))]
     bench_live([*FLAGS, *flags, "--json", str(OUT / f"{LIVE}.json")])
 
@@ -71,6 +72,7 @@ def section(found: Found) -> list[str]:
         "95 % intervals. Peers stand before single-replica gateways of ours: one hop more. "
         f"Replicas and gateways shared the machine, whose CPUs were in use to "
         f"{of['machine_cpu_share']:.0%}, all that ran on it together."
+        + "".join(ENGINE.format(name) for name in targets if name in ENGINES)
         + (CROWDED if of["machine_cpu_share"] > CROWDED_SHARE else ""),
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
         *([f"Not measured, as no request was answered: {', '.join(silent)}."] if silent else []),

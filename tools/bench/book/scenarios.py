@@ -42,7 +42,7 @@ class Scenario:
     settings; `note` says what the table alone would not. With `capacity_slo_s` all that is sought
     is the highest load at which the p90 TTFT stays below it. `mooncake`: the goals are about it.
     Figures are means over the seeds, as ties are broken at random. `bound`: the scenario that says
-    how much of the goal any router could reach."""
+    how much of the goal any router could reach. `cpu_bound_s`: so long it may take to simulate."""
 
     name: str
     title: str
@@ -55,6 +55,7 @@ class Scenario:
     policies: tuple[str, ...] = EVERY
     seeds: tuple[int, ...] = (1,)
     bound: str = ""
+    cpu_bound_s: float | None = None
 
 
 def _mooncake(name: str, trace: str, load: float, seeds: tuple[int, ...] = (1,)) -> Scenario:
@@ -167,6 +168,7 @@ ALL = (
         "agents:kinds=16,rates=20,stage_s=120,turns=5,think_s=6",
         {"load": 0.75, "kv_tokens": KV_TOKENS},
         policies=(OURS,),
+        cpu_bound_s=120.0,
     ),
     Scenario(
         "wide",

@@ -21,8 +21,14 @@ _ALIGN_BYTES = 8
 
 def export(model: Path, folder: Path) -> None:
     """Write `config.json` and bfloat16 `model.safetensors`. Raises ModelError."""
+    shape = open_weights(model).shape
+    (folder / "config.json").write_text(json.dumps(config_of(shape), indent=2))
+    write_weights(model, folder)
+
+
+def write_weights(model: Path, folder: Path) -> None:
+    """Only `model.safetensors`, in bfloat16. Raises ModelError."""
     weights = open_weights(model)
-    (folder / "config.json").write_text(json.dumps(config_of(weights.shape), indent=2))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in weights.names:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 HOST = "127.0.0.1"
 DISCOVERY, REQUESTS = "file", "tcp"
 ENDPOINT = "bench.backend.generate"
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
 
 
 def _flags() -> argparse.Namespace:
@@ -64,7 +66,8 @@ def _start_broker() -> str:
 
 
 async def _frontend(flags: argparse.Namespace) -> int:
-    """Until it ends: its exit status."""
+    """Until it ends: its exit status. The kernel kills it when this process ends."""
+    libc = ctypes.CDLL(None)
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "dynamo.frontend", "--router-mode", "kv"),
         *("--discovery-backend", DISCOVERY, "--request-plane", REQUESTS),
@@ -72,6 +75,7 @@ async def _frontend(flags: argparse.Namespace) -> int:
         *("--kv-cache-block-size", str(flags.block_tokens)),
         *("--router-min-initial-workers", str(len(flags.worker_urls))),
         *(() if flags.kv_events else ("--no-router-kv-events",)),
+        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, SIGKILL),
     )
     return await child.wait()
 

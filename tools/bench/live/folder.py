@@ -1,4 +1,4 @@
-"""A model as Dynamo's frontend reads it: tokenizer, chat template and shape, no weights."""
+"""A model as other projects read it: a Hugging Face folder, from the file that ours reads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from configs.model.card import ModelCard, load_card
-from tools.bench.engine.export import config_of
+from tools.bench.engine.export import config_of, write_weights
 
 
-def write_model(model: Path, folder: Path) -> Path:
-    """A Hugging Face folder of the model without its weights; returns it. Raises ModelError."""
+def write_model(model: Path, folder: Path, *, weights: bool) -> Path:
+    """Tokenizer, chat template and shape, for those who compute the weights too; returns the
+    folder. Raises ModelError."""
     card = load_card(model)
     folder.mkdir()
     ends = {"bos_token_id": card.bos_id, "eos_token_id": sorted(card.eos_ids)}
@@ -27,6 +28,8 @@ def write_model(model: Path, folder: Path) -> Path:
     }
     for name, content in texts.items():
         (folder / name).write_text(json.dumps(content))
+    if weights:
+        write_weights(model, folder)
     return folder
 
 
