@@ -17,6 +17,7 @@ from tools.bench.book.text import book, wins
 from tools.bench.live.report import ROWS
 from tools.errors import CommandError
 from tools.sim.generate import KINDS, generate
+from tools.sim.plot import draw
 from tools.sim.settings import Settings
 from tools.sim.simulate import seek_capacity, simulate
 from tools.sim.table import COLUMNS, title
@@ -94,6 +95,16 @@ def test_a_capacity_is_told_without_times_and_is_no_mean() -> None:
     assert "random in capacity (1.5 against 1, 50.0%)" in text
     assert "of it, in 0 of 0" in text
     assert "| random | 1.50 |" in text
+
+
+@pytest.mark.slow
+def test_only_what_was_measured_is_drawn(tmp_path: Path) -> None:
+    trace, base = generate(SCENARIO.trace), Settings(policy="warmroute", replicas=1)
+    sought = seek_capacity(trace, base, ["warmroute", "random"], 0.3)
+    for number, of in enumerate((sought, simulate(trace, base, ["warmroute"], 2.0, 0.3))):
+        file = tmp_path / f"{number}.png"
+        draw(of, file)
+        assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_goals_are_held_against_the_best_peer_and_the_bound() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,31 @@ DPI = 120
 
 def require_matplotlib() -> None:
     """Before anything is simulated. Raises CommandError."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise CommandError("plots need matplotlib: pip install -e '.[bench]'") from None
+    if not can_draw():
+        raise CommandError("plots need matplotlib: pip install -e '.[bench]'")
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there."""
+    return find_spec("matplotlib") is not None
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
-    """TTFT distributions, the capacity curve where it was measured, a heat map of the replicas."""
+    """TTFT distributions, the capacity curve, a heat map of the replicas: what was measured."""
     from matplotlib.figure import Figure
 
     policies = result["policies"]
-    measured = any("capacity_curve" in figures for figures in policies.values())
-    figure = Figure(figsize=(6.5 * (2 + measured), 5), layout="constrained")
+    timed = {name: f for name, f in policies.items() if "ttft_percentiles_s" in f}
+    sought = {name: f for name, f in policies.items() if "capacity_curve" in f}
+    count = 2 * bool(timed) + bool(sought)
+    figure = Figure(figsize=(6.5 * count, 5), layout="constrained")
     figure.suptitle(title(result["settings"]), fontsize="small")
-    panels = figure.subplots(1, 2 + measured)
-    _distributions(panels[0], policies)
-    if measured:
-        _curves(panels[1], policies, result["settings"]["capacity_slo_s"])
-    _heat(figure, panels[-1], policies)
+    panels = list(figure.subplots(1, count, squeeze=False)[0])
+    if timed:
+        _distributions(panels[0], timed)
+        _heat(figure, panels[-1], timed)
+    if sought:
+        _curves(panels[bool(timed)], sought, result["settings"]["capacity_slo_s"])
     figure.savefig(file, dpi=DPI)
 
 

@@ -1,5 +1,5 @@
 """`warmroute bench book`: simulates the standard scenarios, has live gateways answer the same
-requests in turn, and writes tools/bench/RESULTS.md."""
+requests in turn, and writes tools/bench/RESULTS.md; pictures of what is anew go to bench-out/."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tools.bench.book.text import book
 from tools.errors import CommandError
 from tools.flags import positive
 from tools.sim.call import TraceError
+from tools.sim.plot import can_draw, draw
 from tools.sim.settings import Settings
 from tools.sim.simulate import EVERY, OURS, load_trace, seek_capacity, simulate
 
@@ -124,8 +125,17 @@ def main(argv: Sequence[str]) -> int:
         raise CommandError(f"{error} (--data names the folder of the traces)") from error
     if LIVE in chosen:
         run_live(flags.peers)
+    if can_draw():
+        _draw([known[name] for name in chosen if name != LIVE])
     RESULTS.write_text(_book())
     return 0
+
+
+def _draw(scenarios: Sequence[Scenario]) -> None:
+    """A picture of each beside its figures."""
+    for scenario in scenarios:
+        if found := read(scenario):
+            draw(found, OUT / f"{scenario.name}.png")
 
 
 def _book() -> str:

@@ -12,6 +12,7 @@ from tools.bench.live.command import main as bench_live
 from tools.bench.live.report import ROWS, cell
 from tools.bench.live.start import ENGINES, OURS
 from tools.bench.peers import PEERS, home_of
+from tools.sim.plot import can_draw
 
 LIVE = "live"
 FLAGS = (
@@ -32,7 +33,8 @@ def run_live(folders: Sequence[Path]) -> None:
     installed = [name for name in PEERS if PEERS[name].command(home_of(name, folders))]
     flags = [flag for name in installed for flag in ("--peer", name)]
     flags += [flag for folder in folders for flag in ("--peers", str(folder))]
-    bench_live([*FLAGS, *flags, "--json", str(OUT / f"{LIVE}.json")])
+    drawn = ["--plot", str(OUT / f"{LIVE}.png")] if can_draw() else []
+    bench_live([*FLAGS, *flags, *drawn, "--json", str(OUT / f"{LIVE}.json")])
 
 
 def read_live() -> Found | None:
