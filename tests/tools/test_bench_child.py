@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tools.bench import peers
 from tools.bench.child import Child, until
 
 SLEEPER = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
@@ -18,16 +16,14 @@ BENCH = """
 import sys
 from pathlib import Path
 from tools.bench.child import Child
-with Child([sys.executable, "-c", sys.argv[1]], None, Path(sys.argv[2])) as child:
+with Child([sys.executable, "-c", *sys.argv[2:]], None, Path(sys.argv[1])) as child:
     print(child.line(20)[0], flush=True)
     sys.stdin.read()
 """
 
-DYNAMO = """
-import argparse, asyncio, runpy, sys
-script = runpy.run_path(sys.argv[1])
-flags = argparse.Namespace(port=1, block_tokens=16, worker_urls=[], kv_events=[])
-asyncio.run(script["_frontend"](flags))
+FATHER = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", sys.argv[1]])
 """
 
 
@@ -39,35 +35,20 @@ def _gone(pid: int) -> bool:
         return True
 
 
-def _started_by_one_that_is_killed(code: str, *arguments: str, path: str = "") -> int:
-    """Runs the code until it names a process, and kills it."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([path, os.getcwd()])}
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environ,
-    ) as bench:
+@pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
+def test_a_killed_benchmark_leaves_no_process(tmp_path: Path, deep: bool) -> None:
+    started = [FATHER, SLEEPER] if deep else [SLEEPER]
+    command = [sys.executable, "-c", BENCH, str(tmp_path / "log"), *started]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as bench:
         assert bench.stdout is not None
         pid = int(bench.stdout.readline())
         assert not _gone(pid)
         bench.kill()
-    return pid
+    until(lambda: _gone(pid), 10, "it did not end")
 
 
-def test_a_killed_benchmark_leaves_no_process(tmp_path: Path) -> None:
-    pid = _started_by_one_that_is_killed(BENCH, SLEEPER, str(tmp_path / "log"))
-    until(lambda: _gone(pid), 10, "the child did not end")
-
-
-def test_a_killed_peer_of_dynamo_leaves_no_frontend(tmp_path: Path) -> None:
-    package = tmp_path / "dynamo"
-    package.mkdir()
-    (package / "frontend.py").write_text(SLEEPER)
-    pid = _started_by_one_that_is_killed(DYNAMO, str(peers.DYNAMO), path=str(tmp_path))
-    until(lambda: _gone(pid), 10, "the frontend did not end")
-
-
-def test_a_program_that_is_nowhere_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no program 'nowhere'"):
-        Child(["nowhere"], None, tmp_path / "log")
+def test_a_benchmark_that_ends_leaves_no_process(tmp_path: Path) -> None:
+    with Child([sys.executable, "-c", FATHER, SLEEPER], None, tmp_path / "log") as child:
+        pid = int(child.line(20)[0])
+    until(lambda: _gone(pid), 10, "it did not end")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from configs.model.card import ModelCard, load_card
 from tools.bench import cli, peers
@@ -129,6 +130,33 @@ def test_a_peer_is_found_in_its_folder_or_named_as_missing(tmp_path: Path) -> No
     command = peers.PEERS["vllm-router"].command(tmp_path)
     assert command is not None
     assert command[0] == sys.executable
+
+
+def test_a_peer_on_path_has_its_own_environments_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "bin" / "vllm-router"
+    about = tmp_path / "lib" / "python3.9" / "site-packages" / "vllm_router-9.8.7.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-router\nVersion: 9.8.7\n")
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert peers.PEERS["vllm-router"].command(None) == [str(script)]
+    assert peers.PEERS["vllm-router"].version(None) == "9.8.7"
+
+
+@pytest.mark.slow
+def test_vllm_gets_a_folder_that_it_can_load(tmp_path: Path) -> None:
+    before = peers.Before((), "m", default_model(), tmp_path)
+    verb, folder, *_ = peers.PEERS["vllm"].flags(1, before)
+    assert verb == "serve"
+    with safe_open(Path(folder) / "model.safetensors", "np") as weights:
+        assert "model.embed_tokens.weight" in weights.keys()  # noqa: SIM118
+    config = json.loads((Path(folder) / "config.json").read_text())
+    assert config["eos_token_id"]
+    assert (Path(folder) / "tokenizer.json").exists()
 
 
 def _plan(port: int, at_s: list[float], output: int, card: ModelCard) -> Plan:

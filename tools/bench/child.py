@@ -17,9 +17,16 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 STOP_S = 5.0
 MAX_SAID_CHARS = 400
 
+_KEEPER = """
+import os, sys
+sys.stdin.buffer.read()
+os.killpg(int(sys.argv[1]), 9)
+"""
+"""Its input ends with us, however we end."""
+
 
 class Child:
-    """Use as a context manager. Everything it starts counts as its own."""
+    """Use as a context manager. Everything it starts counts as its own, and ends with us."""
 
     def __init__(
         self,
@@ -42,11 +49,20 @@ class Child:
                 env={**os.environ, **(environ or {})},
                 start_new_session=True,
             )
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _KEEPER, str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._keeper.kill()
+        self._keeper.wait()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, 15)
         with suppress(subprocess.TimeoutExpired):
@@ -54,7 +70,7 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, 9)
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout, self._keeper.stdin):
             if pipe is not None:
                 pipe.close()
 

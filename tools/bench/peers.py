@@ -73,11 +73,13 @@ class Peer:
         return (folder / self.module.split(".")[0]).exists()
 
     def version(self, folder: Path | None) -> str:
-        """Its package's, "unknown" where it came from PATH."""
-        paths = [str(folder)] if folder else []
-        for found in importlib.metadata.distributions(name=self.package, path=[*paths, *sys.path]):
-            return found.version
-        return "unknown"
+        """Its package's: of the folder, of this environment or of that which its script is of."""
+        paths = [*([str(folder)] if folder else []), *sys.path]
+        if script := shutil.which(self.script):
+            home = Path(script).parent.parent
+            paths += map(str, home.glob("lib/python*/site-packages"))
+        found = importlib.metadata.distributions(name=self.package, path=paths)
+        return next((one.version for one in found), "unknown")
 
 
 def _importable(module: str) -> bool:

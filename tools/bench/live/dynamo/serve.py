@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import json
 import os
 import sys
@@ -23,7 +22,6 @@ from typing import Any
 HOST = "127.0.0.1"
 DISCOVERY, REQUESTS = "file", "tcp"
 ENDPOINT = "bench.backend.generate"
-PR_SET_PDEATHSIG, SIGKILL = 1, 9
 
 
 def _flags() -> argparse.Namespace:
@@ -66,8 +64,7 @@ def _start_broker() -> str:
 
 
 async def _frontend(flags: argparse.Namespace) -> int:
-    """Until it ends: its exit status. The kernel kills it when this process ends."""
-    libc = ctypes.CDLL(None)
+    """Until it ends: its exit status."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "dynamo.frontend", "--router-mode", "kv"),
         *("--discovery-backend", DISCOVERY, "--request-plane", REQUESTS),
@@ -75,7 +72,6 @@ async def _frontend(flags: argparse.Namespace) -> int:
         *("--kv-cache-block-size", str(flags.block_tokens)),
         *("--router-min-initial-workers", str(len(flags.worker_urls))),
         *(() if flags.kv_events else ("--no-router-kv-events",)),
-        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, SIGKILL),
     )
     return await child.wait()
 
