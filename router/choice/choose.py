@@ -183,6 +183,11 @@ class RouterBrain:
         chain, cut_blocks = query.chain, query.public_cut_blocks
         self.fleet.replica_alive(decision.replica, entry.boot, chain, cut_blocks)
 
+    def waits(self, decision_id: str) -> bool:
+        """Whether nothing was heard of it yet."""
+        entry = self._open.get(decision_id)
+        return entry is not None and not entry.answered
+
     def prefill_overdue(self, decision_id: str) -> None:
         """The prefill should be over: its reservation alone knows, and keeps its cost."""
         self.ledger.overdue(decision_id)

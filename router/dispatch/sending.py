@@ -11,6 +11,7 @@ from router.choice.choose import RouterBrain
 from router.dispatch.dispatch import Dispatcher, RouteListener, Splits, Watcher
 from router.dispatch.links import Links
 from router.dispatch.sink import SinkLimits
+from router.fleet.expected import MAIN
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import Limits
 from router.rendering.render import Renderer
@@ -54,7 +55,10 @@ class Sending:
         self, name: str, card: ModelCard, renderer: Renderer, texts: TokenTexts, widest: Limits
     ) -> Revision:
         """A revision whose attempts are watched."""
-        live, mirrored = Watch(self.listener, time.monotonic), Watch(Unheard(), time.monotonic)
+        # The main model has no bounds: nobody looks at what it has under way.
+        waits = None if name == MAIN else self.brain.waits
+        live = Watch(self.listener, time.monotonic, waits)
+        mirrored = Watch(Unheard(), time.monotonic)
         return Revision(
             name=name,
             card=card,

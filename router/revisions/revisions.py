@@ -208,7 +208,9 @@ class ShareSection:
             share = msgspec.msgpack.decode(value or b"", type=Share)
             if not (0 <= share.weight <= 1 and 0 <= share.mirror <= 1):
                 raise ValueError
-            self._revisions.set_share(name, share)
+            if share != self._revisions.others[name].share:
+                # The same share again is no operator's word: a revert is told by all that saw it.
+                self._revisions.set_share(name, share)
         except (ValueError, KeyError, msgspec.MsgspecError):
             raise WireError("a revision's share that can't be used here") from None
 

@@ -16,11 +16,12 @@ import pytest
 from configs.model.card import ModelCard, load_card
 from configs.schema import RevisionConfig
 from events.errors import CoreError
+from router.cluster.shared import REVISION
 from router.fleet.expected import MAIN
 from router.gateway import Gateway
 from router.revisions import revisions as module
 from router.revisions.mirror import MIRROR_PRIORITY
-from router.revisions.revisions import REVERTED, Share, _draw
+from router.revisions.revisions import REVERTED, Share, _draw, encode_share
 from router.revisions.watch import MIN_ATTEMPTS
 from tests.fakes.replica import FakeReplica
 from tests.fakes.scripts import echo, refuse, silent
@@ -230,6 +231,58 @@ async def test_a_revision_beyond_its_bounds_loses_its_share_for_good(
     assert (status, answer["weights"]) == (200, {"main": 0.5, "next": 0.5})
     assert not house.fleet.alarms.active(REVERTED, "next")
     assert (await house.report(http))["next"]["reverted"] == ""
+
+
+async def test_a_revision_that_never_answers_loses_its_share_before_anybody_is_timed_out(
+    pair: Callable, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_S", 0.0)
+    house: Pair = await pair(weight=1.0, slo_ttft_ms=100)
+    house.next.script = silent
+    asking = [asyncio.create_task(house.say(http, str(number))) for number in range(30)]
+    await house.next.wait_calls(30)
+    for impatient in asking[:10]:
+        impatient.cancel()
+    await asyncio.gather(*asking[:10], return_exceptions=True)
+    revisions = house.services.revisions
+
+    def reverted() -> bool:
+        revisions.report()
+        return bool(revisions.others["next"].reverted)
+
+    await until(reverted)
+    assert "TTFT p90" in revisions.others["next"].reverted
+    assert await house.say(http, "served by the other") == "main"
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await house.settled()
+
+
+async def test_a_revert_holds_at_all_routers(
+    pair: Callable, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_S", 0.0)
+    house: Pair = await pair(weight=1.0, mirror=0.25, slo_error_ratio=0.0001)
+    other = Gateway(house.config, house.card, house.bus, house.revision_cards)
+    await other.start()
+    try:
+        house.next.script = refuse(BROKEN)
+        for number in range(MIN_ATTEMPTS):
+            messages = [{"role": "user", "content": f"number {number}"}]
+            async with house.post(
+                http, "/v1/chat/completions", {**CHAT, "messages": messages}
+            ) as response:
+                await response.read()
+        assert (await house.report(http))["next"]["reverted"]
+        theirs = other.services.revisions.others["next"]
+        await until(lambda: theirs.share == Share(0.0, 0.25))
+        # What they say of it again ends nothing here.
+        await other.services.registry.share(REVISION, "next", encode_share(Share(0.0, 0.25)))
+        await house.put(http, revision="next", mirror=0.5)
+        await until(lambda: theirs.share == Share(0.0, 0.5))
+    finally:
+        await other.close()
 
 
 async def test_shares_are_set_for_all_routers_and_only_within_bounds(
