@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from events.errors import WireError
-from events.output import ReplicaFrame
+from events.output import CoreDelta, ReplicaFrame
 from events.request import MAX_LINK_FRAME_BYTES, RouterFrame
 
 T = TypeVar("T")
@@ -24,6 +24,7 @@ def plain(value: Any) -> list[Any]:
 _encoder = msgspec.msgpack.Encoder(enc_hook=plain)
 _router_frames: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(RouterFrame)
 _replica_frames: msgspec.msgpack.Decoder[ReplicaFrame] = msgspec.msgpack.Decoder(ReplicaFrame)
+_deltas: msgspec.msgpack.Decoder[CoreDelta] = msgspec.msgpack.Decoder(CoreDelta)
 
 
 def encode(message: msgspec.Struct | tuple[msgspec.Struct, ...]) -> bytes:
@@ -31,7 +32,7 @@ def encode(message: msgspec.Struct | tuple[msgspec.Struct, ...]) -> bytes:
     return _encoder.encode(message)
 
 
-def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes, limit_bytes: int) -> T:
+def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview, limit_bytes: int) -> T:
     """Bytes to a typed message. Raises WireError on too large or malformed input."""
     if len(data) > limit_bytes:
         raise WireError(f"frame of {len(data)} bytes is over the limit of {limit_bytes}")
@@ -50,3 +51,8 @@ def decode_router_frame(data: bytes) -> RouterFrame:
 def decode_replica_frame(data: bytes) -> ReplicaFrame:
     """A frame that a replica sent. Raises WireError."""
     return decode(_replica_frames, data, MAX_LINK_FRAME_BYTES)
+
+
+def decode_delta(data: bytes | memoryview) -> CoreDelta:
+    """One delta of a step's frame. Raises WireError."""
+    return decode(_deltas, data, MAX_LINK_FRAME_BYTES)

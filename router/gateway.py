@@ -39,6 +39,7 @@ from router.cluster.sync import PeerSync
 from router.cluster.use import SharedUse
 from router.dash.server import Dashboard
 from router.dispatch.address import AllowList
+from router.dispatch.chutes import Chutes, chute_kernels
 from router.dispatch.dispatch import Dispatcher
 from router.dispatch.failover import RetryBudget
 from router.dispatch.introduction import LinkTarget, RouterIdentity
@@ -212,6 +213,7 @@ class Gateway:
             on_outcome=self._announcer.ended,
             router_boot=router_boot_name(router.id, self._boot),
         )
+        metrics, kernels = Metrics(), chute_kernels()
         identity = RouterIdentity(router.id, brain.router_boot, link_secret(cluster_key))
         links = Links(
             lambda: [LinkTarget(name, *target) for name, target in fleet.targets().items()],
@@ -220,12 +222,9 @@ class Gateway:
             fleet.link_state,
             _link_tls(config),
             fleet.link_stalled,
+            lambda: None if kernels is None else Chutes(kernels, metrics.gaps),
         )
-        tenants, prefixes, metrics = (
-            Tenants(cluster_key, config.tenants),
-            PublicPrefixes(cluster_key),
-            Metrics(),
-        )
+        tenants, prefixes = Tenants(cluster_key, config.tenants), PublicPrefixes(cluster_key)
         gate = Gate(router, tenants)
         backends = Backends(config, card, fleet, metrics)
         admitter = Admitter(gate, Limits(), RequestQueue(brain, router))

@@ -105,7 +105,8 @@ class Attempt:
             raise transport_failure("the replica is not connected")
         key = (self._job.request_id, self.decision.attempt)
         children = self._leg.open_children(self._job.sampling.n)
-        sink = AttemptSink(key, children, self._limits, self._link.control)
+        chutes = self._link.attempts.chutes if self._job.sampling.n == 1 else None
+        sink = AttemptSink(key, children, self._limits, self._link.control, chutes)
         self._link.submit(self._core_request(), sink)
         self._sink = sink
 

@@ -15,14 +15,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from events.errors import InvariantError, UserError
 from events.output import CoreDelta
 from router.backends.attempt import ForeignAttempt
 from router.choice.route import HandOff
+from router.dispatch.chutes import Channel
 from router.dispatch.delivered import Delivered
 from router.dispatch.dispatch import Attempt, Dispatcher
 from router.dispatch.job import Job, Leg
-from router.dispatch.sink import Direct, merge
+from router.dispatch.sink import Direct, Give, merge
 from router.errors import AttemptError, timeout_failure
 
 STALL_S = 10.0
@@ -166,16 +169,23 @@ class Run:
     def _noting(self, attempt: Attempt, direct: Direct) -> Direct:
         """What goes there was heard on the attempt, and is delivered: as `_note` says, in one step
         a delta."""
-        give, grow, note, usage = direct.give, self._grow, self._record.note, attempt.usage
+        grow, note, usage = self._grow, self._record.note, attempt.usage
 
-        def pass_on(delta: CoreDelta, now_s: float) -> None:
-            attempt.heard_s = now_s
-            usage[delta.child] = delta.usage
-            if grow is not None:
-                grow(len(delta.token_ids))
-            give(note(delta), now_s)
+        def noting(give: Give) -> Give:
+            def pass_on(delta: CoreDelta, now_s: float) -> None:
+                attempt.heard_s = now_s
+                usage[delta.child] = delta.usage
+                if grow is not None:
+                    grow(len(delta.token_ids))
+                give(note(delta), now_s)
 
-        return Direct(direct.free, pass_on)
+            return pass_on
+
+        def channel() -> Channel | None:
+            inner = direct.channel()
+            return None if inner is None else replace(inner, took=noting(inner.took))
+
+        return Direct(direct.free, noting(direct.give), channel)
 
     def _note(self, delta: CoreDelta) -> CoreDelta:
         """The delta as the reader gets it: the one place where all that is delivered passes."""

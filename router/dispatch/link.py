@@ -28,7 +28,8 @@ from events.request import (
     Resume,
 )
 from events.session import RESUME_S, Ack, Incoming, Outgoing
-from events.wire import decode_replica_frame, encode
+from events.wire import encode
+from router.dispatch.chutes import Chutes
 from router.dispatch.introduction import LinkTarget, RouterIdentity, check_welcome
 from router.dispatch.sink import AttemptSink
 from router.dispatch.table import AttemptTable
@@ -64,6 +65,7 @@ class ReplicaLink:
         session: aiohttp.ClientSession,
         identity: RouterIdentity,
         on_state: LinkStateListener,
+        chutes: Chutes | None = None,
     ) -> None:
         self.target = target
         self._on_state = on_state
@@ -73,7 +75,7 @@ class ReplicaLink:
         self.counts: Counter[str] = Counter()
         self._session = session
         self._identity = identity
-        self.attempts = AttemptTable()
+        self.attempts = AttemptTable(chutes)
         self._commands: dict[str, asyncio.Future[int]] = {}
         self._command_ids = itertools.count(1)
         self._session_ids = itertools.count(1)
@@ -129,14 +131,15 @@ class ReplicaLink:
         self._heard_s = asyncio.get_running_loop().time()
 
     def beat(self) -> None:
-        """To be called now and then: tells the replica what has come, and gives a socket up that
-        has taken nothing for too long."""
+        """To be called now and then: tells the replica what has come and streams what has passed,
+        and gives a socket up that has taken nothing for too long."""
         since_s, now_s = self._sending_since_s, asyncio.get_running_loop().time()
         if self._writer is not None and since_s is not None and now_s - since_s > SEND_S:
             self._writer.cancel()
         if self.up and self._resumes and self._incoming.unsaid:
             self._ack_due = True
             self._work.set()
+        self.attempts.settle()
 
     def abandon(self, reason: str) -> None:
         """Give the replica up for now: all that it serves fails, and it is dialled anew."""
@@ -320,7 +323,7 @@ class ReplicaLink:
                 return LOST
             if message.type is not aiohttp.WSMsgType.BINARY:
                 raise WireError("no binary frame on the link")
-            await self._heed(decode_replica_frame(message.data))
+            await self._heed(self.attempts.take(message.data))
 
     async def _heed(self, frame: ReplicaFrame) -> None:
         """Take a frame in, and count it for the session that it came on."""

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import aiohttp
 
 from router.dispatch.address import AllowList
+from router.dispatch.chutes import Chutes
 from router.dispatch.introduction import LinkTarget, RouterIdentity
 from router.dispatch.link import HANDSHAKE_S, LinkStateListener, ReplicaLink
 from router.errors import LinkRefusedError
@@ -54,9 +55,10 @@ class Links:
         on_state: LinkStateListener,
         tls: ssl.SSLContext | None = None,
         on_stall: LinkStateListener = lambda replica, boot, stalled: None,
+        chutes: Callable[[], Chutes | None] = lambda: None,
     ) -> None:
         """`on_stall` is told when a replica falls silent, and when it is heard again. `tls`: what
-        the router shows replicas, and what it asks of them."""
+        the router shows replicas, and what it asks of them. `chutes`: those of a new link."""
         self.refused: Counter[str] = Counter()
         self._targets = targets
         self._allow = allow
@@ -64,6 +66,7 @@ class Links:
         self._on_state = on_state
         self._tls = tls
         self._on_stall = on_stall
+        self._chutes = chutes
         self._stalled: set[LinkTarget] = set()
         self._watched_s = 0.0
         self._changed = asyncio.Event()
@@ -188,7 +191,7 @@ class Links:
         if returning is not None:
             returning.announce()
             return returning
-        link = ReplicaLink(target, self._session, self._identity, self._tell)
+        link = ReplicaLink(target, self._session, self._identity, self._tell, self._chutes())
         link.start()
         return link
 

@@ -1,8 +1,9 @@
 """The sink of one attempt: where its deltas wait for their reader. Bounded, closed exactly once.
 
-A delta takes one of two ways. While the reader waits and nothing else does, it goes straight to
-whom the reader named: no task wakes up for it. Else it is kept for the reader's next `take`: what
-ends a child always is, and so is whatever the other way did not want.
+A delta takes one of three ways. While the reader waits and nothing else does, it goes straight to
+whom the reader named: no task wakes up for it; where it is nothing but text not even we see it, it
+went down a chute. Else it is kept for the reader's next `take`: what ends a child always is, and so
+is whatever the other ways did not want.
 
 Credits go from the client's socket to the engine: while the reader lags, deltas of one child are
 merged; above half the limit the replica is told to hold the request; a reader that stays behind,
@@ -19,10 +20,14 @@ from msgspec import Struct
 
 from events.output import CoreDelta
 from events.request import Abort, Hold, Resume
+from router.dispatch.chutes import Channel, Chute, Chutes
 from router.errors import AttemptError, slow_reader_failure
 
 Control = Callable[[Abort | Hold | Resume], None]
 """Sends a frame to the replica; never blocks, never raises."""
+
+Give = Callable[[CoreDelta, float], object]
+"""Takes a delta and the time when it came (monotonic)."""
 
 _DELTA_BYTES = 256
 _OVERRUN = 2
@@ -31,11 +36,12 @@ _HARD_BYTES = 64 * 1024 * 1024
 
 
 class Direct(Struct, frozen=True):
-    """Where a delta can go at once: `give` takes it and the time when it came (monotonic), but only
-    while `free()`. What they raise, the reader gets."""
+    """Where a delta can go at once: `give` takes it, but only while `free()`. `channel`: how it may
+    do so by a chute; nobody gives meanwhile. What they raise, the reader gets."""
 
     free: Callable[[], bool]
-    give: Callable[[CoreDelta, float], object]
+    give: Give
+    channel: Callable[[], Channel | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +101,12 @@ class AttemptSink:
         children: Iterable[int],
         limits: SinkLimits,
         control: Control,
+        chutes: Chutes | None = None,
     ) -> None:
         self.key = key
         self._open = set(children)
+        self._chutes = chutes
+        self._chute: Chute | None = None
         self._limits = limits
         self._control = control
         self._waiting: list[CoreDelta] = []
@@ -143,20 +152,24 @@ class AttemptSink:
             return False
         if delta.finish is not None:
             self._open.remove(delta.child)
-        elif (direct := self._direct) is not None and not self._waiting:
+        elif (direct := self._direct) is not None and not self._waiting and self._chute is None:
             try:
                 if direct.free():
                     direct.give(delta, now_s)
                     return True
             except Exception as error:  # the reader's own: the link goes on
-                self._broken, self._direct = error, None
-                self._wake()
+                self.broke(error)
                 return True
         self._waiting.append(delta)
         self._bytes += weight_bytes(delta)
         self._wake()
         self._watch()
         return True
+
+    def broke(self, error: Exception) -> None:
+        """What the reader named can't take deltas any more."""
+        self._broken, self._direct = error, None
+        self._wake()
 
     def fail(self, failure: AttemptError) -> None:
         """End the attempt; only the first failure counts, and none after a complete answer."""
@@ -198,11 +211,21 @@ class AttemptSink:
         timer = None if until_s is None else self._loop.call_at(until_s, _give_time_up, reader)
         self._direct = direct
         try:
+            self._chute = self._opened(direct)
             await reader
         finally:
             self._direct = self._reader = None
             if timer is not None:
                 timer.cancel()
+            if (chute := self._chute) is not None:
+                self._chute = None
+                chute.close()
+
+    def _opened(self, direct: Direct | None) -> Chute | None:
+        if self._chutes is None or direct is None:
+            return None
+        channel = direct.channel()
+        return None if channel is None else self._chutes.open(self, channel)
 
     def _wake(self) -> None:
         """The reader, if it waits."""

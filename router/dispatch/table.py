@@ -8,20 +8,25 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 
-from events.output import CoreDelta
+from events.output import CoreDelta, ReplicaFrame, StepFrame
+from events.wire import decode_delta, decode_replica_frame
+from router.dispatch.chutes import Chutes
 from router.dispatch.sink import AttemptSink
 from router.errors import AttemptError
 
 TURN_DELTAS = 64
 """Deltas between two turns of the event loop: about a millisecond of work."""
+PASSED_FOR_ONE = 8
+"""So many cost as much as one that has not passed by a chute."""
 
 
 class AttemptTable:
     """A sink is in the table before its request is sent; `late_deltas`: those that nobody waited
     for."""
 
-    def __init__(self) -> None:
+    def __init__(self, chutes: Chutes | None = None) -> None:
         self.late_deltas = 0
+        self.chutes = chutes
         self._sinks: dict[tuple[str, int], AttemptSink] = {}
         self._turn_deltas = 0
 
@@ -47,18 +52,38 @@ class AttemptTable:
         for sink in sinks.values():
             sink.fail(error)
 
+    def take(self, data: bytes) -> ReplicaFrame:
+        """A frame that has come, without the deltas that have passed by a chute. Raises
+        WireError."""
+        if self.chutes is not None and len(self.chutes):
+            cast = self.chutes.cast(data, time.monotonic())
+            if cast is not None:
+                passed, rest = cast
+                self._turn_deltas += passed // PASSED_FOR_ONE
+                view = memoryview(data)
+                return StepFrame(deltas=tuple([decode_delta(view[at:end]) for at, end in rest]))
+        return decode_replica_frame(data)
+
+    def settle(self) -> None:
+        """To be called now and then: streams learn what has passed."""
+        if self.chutes is not None:
+            self.chutes.settle()
+
     async def spread(self, deltas: Sequence[CoreDelta]) -> None:
         """To their sinks, in order. Each costs a write to a client's socket: the loop gets its turn
         after every few, of one frame or of several, and what was written is sent then. Whoever ends
         the reading meanwhile, the frame is taken in whole."""
         rest = iter(deltas)
         try:
-            while turn := tuple(itertools.islice(rest, TURN_DELTAS)):
-                self._put(turn)
-                self._turn_deltas += len(turn)
+            while True:
                 if self._turn_deltas >= TURN_DELTAS:
                     self._turn_deltas = 0
                     await asyncio.sleep(0)
+                turn = tuple(itertools.islice(rest, TURN_DELTAS))
+                if not turn:
+                    break
+                self._put(turn)
+                self._turn_deltas += len(turn)
         finally:
             self._put(rest)
 

@@ -99,6 +99,12 @@ class ChatStream(EventStream):
             events.append(self._parts.finish(opening, self._reason(choice)))
         return events + self._ending()
 
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """As EventStream."""
+        if not self._only_texts or len(self._text_heads) > 1:
+            return None
+        return self._text_heads[0], self._text_end
+
     def _reason(self, choice: Choice) -> str:
         calls = self._calls
         return finish_reason(choice, None if calls is None else calls[choice.index])

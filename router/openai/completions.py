@@ -101,6 +101,12 @@ class CompletionStream(EventStream):
             events.append(self._parts.full(index, text, logprobs, reason))
         return events if choice.finish is None else events + self._ending()
 
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """As EventStream."""
+        if len(self._indexes) > 1 or self._echoes[0] or self._counters is not None:
+            return None
+        return self._parts.opening, self._indexes[0] + self._parts.plain_end
+
     def _logprobs(self, choice: Choice, delta: CoreDelta, prompt: int) -> CompletionLogprobs | None:
         if self._counters is None or not (delta.logprobs or delta.prompt_logprobs):
             return None

@@ -51,7 +51,7 @@ class Progress:
         """Every choice ended cleanly."""
         return self._open == 0
 
-    def note(self, delta: CoreDelta, prompt: int) -> Choice:
+    def note(self, delta: CoreDelta, prompt: int = 0) -> Choice:
         """Take in one delta of `prompt`; sets `error` when the choice ended badly.
 
         Raises InvariantError for a choice that doesn't exist or has ended.

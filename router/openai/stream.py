@@ -54,6 +54,11 @@ class EventStream(ABC):
         """[DONE] was given out."""
         return self.progress.done and self.progress.error is None
 
+    @abstractmethod
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """What stands before and behind the text, a JSON string, in an event of the only choice;
+        None where there are several, or where events may hold more than text from now on."""
+
     def fail(self, error: CoreError) -> list[bytes]:
         """End the stream with an error event, once, unless it has ended."""
         if self.progress.done or self.progress.error is not None:

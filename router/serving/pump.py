@@ -1,8 +1,9 @@
 """One streamed answer: its deltas to the client's socket, until [DONE] or an error.
 
-Two ways, one order. While the socket takes what it is given, a delta is written where it arrives,
-in the middle of the link's reading, and no task wakes up for it. Whatever the socket or the sink
-keeps back is pulled, and written with a deadline; then the first way is open again.
+Three ways, one order. While the socket takes what it is given, a delta is written where it arrives,
+in the middle of the link's reading, and no task wakes up for it: by a chute where it is nothing but
+text, else by `_push`. Whatever the socket or the sink keeps back is pulled, and written with a
+deadline; then the other ways are open again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 from events.errors import UserError
 from events.output import CoreDelta
+from router.dispatch.chutes import Channel
 from router.dispatch.sink import Direct
 from router.errors import AttemptError
 from router.openai.errors import SERVER_ERROR
@@ -39,9 +41,9 @@ class Pump:
         self._answers = answers
         self._reply = reply
         self._metrics = metrics
-        self._gap = metrics.gap
+        self._gap = metrics.gaps.observe
         self._keepalive_s = keepalive_s
-        self._direct = Direct(writer.free, self._push)
+        self._direct = Direct(writer.free, self._push, self._channel)
         self._clock = clock
         self._sent_s = self._heard_s = clock()
 
@@ -90,6 +92,19 @@ class Pump:
             batch = await self._answers.next(quiet_s, self._direct)
         self._note_gap()
         return batch
+
+    def _channel(self) -> Channel | None:
+        """For what can be written without being looked at."""
+        around = self._reply.around_text()
+        if around is None or not self._writer.free():
+            return None
+        self._writer.flush()
+        return Channel(*around, self._heard_s, self._writer.send, self._took)
+
+    def _took(self, delta: CoreDelta, now_s: float) -> None:
+        """So much was written meanwhile, and the gaps between were noted."""
+        self._reply.progress.note(delta)
+        self._heard_s = self._sent_s = now_s
 
     def _push(self, delta: CoreDelta, now_s: float) -> None:
         """Write one delta here and now."""

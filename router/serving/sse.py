@@ -84,6 +84,14 @@ class EventWriter:
         transport = self._transport
         return not (transport is None or self._connection.full or transport.is_closing())
 
+    def send(self, data: bytes) -> bool:
+        """Write chunks that are framed already, behind what was flushed; whether more may come."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        transport.write(data)
+        return not self._connection.full
+
     def put(self, data: bytes) -> None:
         """Send before the loop's turn ends, or before anything else; only while `free`."""
         if not self._pending:

@@ -44,8 +44,8 @@ class _Family(Collector):
 
 
 class Metrics:
-    """One registry per application; also a RouteListener. `gap(seconds)` notes the time between
-    two deltas of a stream."""
+    """One registry per application; also a RouteListener. `gaps`: seconds between two deltas
+    of a stream."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -70,7 +70,7 @@ class Metrics:
             _SECONDS,
         )
         self._duration = self._histogram("attempt_seconds", "Dispatch to end", _SECONDS)
-        self.gap = self._histogram("itl_seconds", "Between deltas of a stream", _GAPS).observe
+        self.gaps = self._histogram("itl_seconds", "Between deltas of a stream", _GAPS)
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A value that is read when somebody scrapes."""

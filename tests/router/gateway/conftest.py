@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import uvloop
 
 from configs.model.card import ModelCard, load_card
+from router.dispatch.chutes import chute_kernels
 from tests.fakes.replica import FakeReplica
 from tests.router.gateway.house import House
 from tests.router.gateway.rig import Rig
@@ -25,6 +27,14 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
 def tiny_card(tiny_model: Path) -> ModelCard:
     """The card of the random model."""
     return load_card(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def kernels() -> ctypes.PyDLL:
+    """Of chutes."""
+    found = chute_kernels()
+    assert found is not None, "the tests need a compiler"
+    return found
 
 
 @pytest.fixture

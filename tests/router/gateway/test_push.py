@@ -1,9 +1,12 @@
-"""A pushed stream against a pulled one and a whole answer: same bytes, or at least same content."""
+"""A stream by chutes, a pushed one, a pulled one and a whole answer: same bytes, or at least same
+content."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,11 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.model.card import ModelCard
-from events.output import CoreDelta, CoreFinish, TokenLogprob, Usage
+from events.output import CoreDelta, CoreFinish, StepFrame, TokenLogprob, Usage
 from events.request import SamplingParams
+from events.wire import encode
+from router.dispatch.chutes import Chutes
 from router.dispatch.dispatch import Dispatcher
 from router.dispatch.failover import RetryBudget, Run
 from router.dispatch.sink import AttemptSink, Direct, SinkLimits
+from router.dispatch.table import AttemptTable
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import ChatRequest, Controls
@@ -33,6 +39,7 @@ from tests.router.gateway.kit import Deaf, PlainChooser, job
 
 HEAD = ReplyHead("chatcmpl-1", 1, "tiny", "fp")
 MESSAGES = [{"role": "user", "content": "hi"}]
+CHUNK = re.compile(rb"([0-9a-f]+)\r\n(.*?\n\n)\r\n", re.DOTALL)
 LIMITS = SinkLimits(buffer_bytes=1 << 20, slow_reader_s=1_000.0)
 
 
@@ -41,7 +48,8 @@ class Link:
 
     continues = False
 
-    def __init__(self) -> None:
+    def __init__(self, chutes: Chutes | None = None) -> None:
+        self.attempts = AttemptTable(chutes)
         self.frames: list[object] = []
         self.sink: AttemptSink
 
@@ -53,6 +61,7 @@ class Link:
 
     def submit(self, request: object, sink: AttemptSink) -> None:
         self.sink = sink
+        self.attempts.add(sink)
 
     def control(self, frame: object) -> None:
         self.frames.append(frame)
@@ -67,7 +76,7 @@ class Writer:
     def __init__(self, takes: bool) -> None:
         self.takes = takes
         self.got = b""
-        self.pushed = self.pulled = 0
+        self.pushed = self.pulled = self.passed = 0
         self.clean = False
         self.response = web.StreamResponse()
 
@@ -78,6 +87,16 @@ class Writer:
         assert self.takes
         self.pushed += 1
         self.got += data
+
+    def flush(self) -> None:
+        pass
+
+    def send(self, data: bytes) -> bool:
+        self.passed += 1
+        for size, chunk in CHUNK.findall(data):
+            assert len(chunk) == int(size, 16)
+            self.got += chunk
+        return self.takes
 
     async def write(self, data: bytes) -> None:
         self.pulled += 1
@@ -96,18 +115,27 @@ class Writer:
 class Rig:
     """One stream: real sink, attempt, run and pump between a scripted replica and writer."""
 
-    def __init__(self, n: int, logprobs: int | None, texts: TokenTexts, takes: bool) -> None:
-        self.link, self.writer, self.tokens = Link(), Writer(takes), 0
+    def __init__(
+        self,
+        n: int,
+        logprobs: int | None,
+        texts: TokenTexts,
+        takes: bool,
+        kernels: ctypes.PyDLL | None = None,
+    ) -> None:
+        """With `kernels` there are chutes."""
+        self.metrics = Metrics()
+        chutes = None if kernels is None else Chutes(kernels, self.metrics.gaps)
+        self.link, self.writer, self.tokens = Link(chutes), Writer(takes), 0
         chooser = PlainChooser()
         chooser.linked.add("r0")
         dispatcher = Dispatcher(chooser, self.link, "boot", LIMITS, Deaf())
-        asked = job(sampling=SamplingParams(max_tokens=99, seed=1, n=n))
+        asked = job(request_id="r", sampling=SamplingParams(max_tokens=99, seed=1, n=n))
         self.run = Run(asked, dispatcher, RetryBudget(), 0, grow=self._grow)
         request = ChatRequest(
             "tiny", MESSAGES, Controls(n=n, logprobs=logprobs), include_usage=True
         )
         self.reply = ChatStream(HEAD, request, texts)
-        self.metrics = Metrics()
         self.chooser = chooser
 
     def _grow(self, tokens: int) -> None:
@@ -123,10 +151,18 @@ class Rig:
         await turn()
         for takes, rests, delta in script:
             self.writer.takes = takes
-            assert self.link.sink.put(delta, time.monotonic())
+            await self.arrive(delta)
             if rests:
                 await turn()
         await asyncio.wait_for(task, 5)
+
+    async def arrive(self, *deltas: CoreDelta) -> None:
+        """In one frame, as the link takes it."""
+        table = self.link.attempts
+        frame = table.take(encode(StepFrame(deltas=deltas)))
+        assert isinstance(frame, StepFrame)
+        await table.spread(frame.deltas)
+        assert table.late_deltas == 0
 
 
 async def turn() -> None:
@@ -177,6 +213,7 @@ def whole(n: int, logprobs: int | None, texts: TokenTexts, deltas: Sequence[Core
 
 
 async def compare(
+    kernels: ctypes.PyDLL,
     texts: TokenTexts,
     n: int,
     logprobs: int | None,
@@ -185,13 +222,18 @@ async def compare(
 ) -> None:
     deltas = deltas_of(n, parts, logprobs is not None)
     pulled, pushed, mixed = (Rig(n, logprobs, texts, takes) for takes in (False, True, True))
+    passed, moody = (Rig(n, logprobs, texts, True, kernels) for _ in range(2))
     await pulled.play([(False, True, delta) for delta in deltas])
     await pushed.play([(True, True, delta) for delta in deltas])
-    await mixed.play([(*moods[i % len(moods)], delta) for i, delta in enumerate(deltas)])
-    assert pulled.writer.got == pushed.writer.got
+    await passed.play([(True, True, delta) for delta in deltas])
+    for rig in (mixed, moody):
+        await rig.play([(*moods[i % len(moods)], delta) for i, delta in enumerate(deltas)])
+    assert pulled.writer.got == pushed.writer.got == passed.writer.got
+    only_texts = n == 1 and logprobs is None and any(text for _, text in parts[1:])
+    assert (passed.writer.passed > 0) is only_texts
     assert pulled.writer.pushed == 0
     body = whole(n, logprobs, texts, deltas)
-    for rig in (pushed, mixed):
+    for rig in (pushed, mixed, passed, moody):
         said = content(rig.writer.got)
         for choice in body["choices"]:
             mine = said[choice["index"]]
@@ -220,14 +262,15 @@ def texts(tiny_card: ModelCard) -> TokenTexts:
     st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8),
 )
 @settings(max_examples=60, deadline=None)
-def test_pushed_is_pulled_is_whole(
+def test_passed_is_pushed_is_pulled_is_whole(
+    kernels: ctypes.PyDLL,
     texts: TokenTexts,
     n: int,
     logprobs: int | None,
     parts: list[tuple[int, str]],
     moods: list[tuple[bool, bool]],
 ) -> None:
-    asyncio.run(compare(texts, n, logprobs, parts, moods))
+    asyncio.run(compare(kernels, texts, n, logprobs, parts, moods))
 
 
 async def test_all_but_the_first_and_the_last_go_straight_to_a_socket_that_takes_them(
@@ -238,6 +281,65 @@ async def test_all_but_the_first_and_the_last_go_straight_to_a_socket_that_takes
     await rig.play([(True, i == 0, delta) for i, delta in enumerate(deltas)])
     assert (rig.writer.pulled, rig.writer.pushed) == (2, 5)
     assert b"warmroute_itl_seconds_count 6.0" in rig.metrics.text()
+
+
+async def test_deltas_of_one_frame_pass_as_one_chunk_and_are_noted_as_one(
+    texts: TokenTexts, kernels: ctypes.PyDLL
+) -> None:
+    rig = Rig(1, None, texts, takes=True, kernels=kernels)
+    task = asyncio.create_task(rig.respond())
+    await turn()
+    first, *middle, last = deltas_of(1, [(0, letter) for letter in 'ab"\n\x01'], logprobs=False)
+    await rig.arrive(first)
+    await turn()
+    await rig.arrive(*middle)
+    assert (rig.writer.passed, rig.writer.pushed, rig.writer.pulled) == (1, 0, 1)
+    assert rig.tokens == 1, "it is told now and then"
+    rig.link.attempts.settle()
+    assert rig.tokens == 1 + len(middle)
+    assert b"warmroute_itl_seconds_count 4.0" in rig.metrics.text()
+    await rig.arrive(last)
+    await asyncio.wait_for(task, 5)
+    assert content(rig.writer.got)[0]["text"] == 'ab"\n\x01'
+    assert rig.reply.progress.choices[0].token_ids == [65] * 5
+
+
+async def test_what_follows_the_end_in_its_own_frame_does_not_overtake_it(
+    texts: TokenTexts, kernels: ctypes.PyDLL
+) -> None:
+    rig = Rig(1, None, texts, takes=True, kernels=kernels)
+    task = asyncio.create_task(rig.respond())
+    await turn()
+    first, late, end = deltas_of(1, [(0, "a"), (0, "late")], logprobs=False)
+    await rig.arrive(first)
+    await turn()
+    table = rig.link.attempts
+    frame = table.take(encode(StepFrame(deltas=(end, late))))
+    assert isinstance(frame, StepFrame)
+    await table.spread(frame.deltas)
+    await asyncio.wait_for(task, 5)
+    assert table.late_deltas == 1
+    assert content(rig.writer.got)[0]["text"] == "a"
+
+
+async def test_a_socket_that_fails_ends_its_own_stream_and_no_other(
+    texts: TokenTexts, kernels: ctypes.PyDLL
+) -> None:
+    rig = Rig(1, None, texts, takes=True, kernels=kernels)
+    task = asyncio.create_task(rig.respond())
+    await turn()
+    first, second, *_ = deltas_of(1, [(0, "a"), (0, "b")], logprobs=False)
+
+    def broken(data: bytes) -> bool:
+        raise RuntimeError("the handler is closed")
+
+    rig.writer.send = broken  # type: ignore[method-assign]
+    await rig.arrive(first)
+    await turn()
+    await rig.arrive(second)
+    await asyncio.wait_for(task, 5)
+    assert DONE not in rig.writer.got
+    assert len(rig.link.frames) == 1, "the replica is told to stop"
 
 
 async def test_a_full_socket_gets_the_rest_in_order_when_it_takes_more(texts: TokenTexts) -> None:

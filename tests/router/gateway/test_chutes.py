@@ -1,0 +1,213 @@
+"""What a chute takes out of a frame, against the typed decoder: of good frames and broken ones."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Sequence
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from events.errors import WireError
+from events.output import CoreDelta, CoreFinish, StepFrame, TokenLogprob, Usage
+from events.session import Ack
+from events.wire import decode_delta, decode_replica_frame, encode
+from router.dispatch.chutes import Channel, Chutes
+from router.openai.stream import to_json
+from router.telemetry.histogram import Histogram
+
+BOUNDS = (0.5, 1.0, 2.0)
+BEFORE, BEHIND = b'data: {"text":', b"}\n\n"
+
+texts = st.text(max_size=8)
+counts = st.sampled_from([0, 1, 127, 128, 255, 256, 65_535, 65_536, 2**31, 2**32 - 1])
+usages = st.builds(Usage, counts, counts, counts)
+logprobs = st.lists(st.builds(TokenLogprob, counts, st.floats(-9, 0)), max_size=2).map(tuple)
+finishes = st.none() | st.builds(CoreFinish, reason=st.sampled_from(["stop", "error"]))
+deltas = st.builds(
+    CoreDelta,
+    st.sampled_from(["a", "b", "nobody", "x" * 40]),
+    st.integers(1, 2),
+    st.integers(0, 1),
+    texts | st.just("y" * 300),
+    st.lists(counts, max_size=3).map(tuple),
+    st.just(()) | logprobs,
+    usages,
+    finishes,
+    st.just(()) | logprobs,
+)
+
+
+class Stream:
+    """Whose chute it is; what was sent to it, and told."""
+
+    def __init__(self, key: tuple[str, int]) -> None:
+        self.key = key
+        self.sent = b""
+        self.told: list[CoreDelta] = []
+
+    def broke(self, error: Exception) -> None:
+        raise AssertionError from error
+
+    def send(self, data: bytes) -> bool:
+        size, _, rest = data.partition(b"\r\n")
+        assert rest.endswith(b"\r\n")
+        assert len(rest) - 2 == int(size, 16)
+        self.sent += rest[:-2]
+        return True
+
+    def took(self, delta: CoreDelta, heard_s: float) -> None:
+        assert heard_s == 7.0
+        self.told.append(delta)
+
+    def channel(self) -> Channel:
+        return Channel(BEFORE, BEHIND, 6.25, self.send, self.took)
+
+
+class Opened:
+    """Chutes for attempt 1 of "a" and of "b"."""
+
+    def __init__(self, kernels: ctypes.PyDLL) -> None:
+        self.gaps = Histogram("gaps", "gaps", BOUNDS)
+        self.chutes = Chutes(kernels, self.gaps)
+        self.streams = [Stream((name, 1)) for name in "ab"]
+        for stream in self.streams:
+            assert self.chutes.open(stream, stream.channel()) is not None
+
+    def rest(self, frame: bytes) -> list[CoreDelta] | None:
+        cast = self.chutes.cast(frame, 7.0)
+        self.chutes.settle()
+        return None if cast is None else [decode_delta(frame[at:end]) for at, end in cast[1]]
+
+
+def _is_text(delta: CoreDelta) -> bool:
+    more = delta.child or delta.logprobs or delta.finish or delta.prompt_logprobs
+    return delta.attempt == 1 and delta.request_id in ("a", "b") and not more
+
+
+def _expected(given: Sequence[CoreDelta]) -> tuple[dict[str, list[CoreDelta]], list[CoreDelta]]:
+    """What passes, by request, and the others: all behind the first of its attempt that is more
+    than text."""
+    passed: dict[str, list[CoreDelta]] = {"a": [], "b": []}
+    rest: list[CoreDelta] = []
+    shut = set()
+    for delta in given:
+        if _is_text(delta) and delta.request_id not in shut:
+            passed[delta.request_id].append(delta)
+            continue
+        rest.append(delta)
+        if delta.attempt == 1:
+            shut.add(delta.request_id)
+    return passed, rest
+
+
+@given(st.lists(deltas, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_what_is_only_text_passes_and_the_rest_is_as_it_was(
+    kernels: ctypes.PyDLL, given: list[CoreDelta]
+) -> None:
+    opened = Opened(kernels)
+    passed, rest = _expected(given)
+    assert opened.rest(encode(StepFrame(deltas=tuple(given)))) == rest
+    for stream in opened.streams:
+        mine = passed[stream.key[0]]
+        events = [BEFORE + to_json(delta.text) + BEHIND for delta in mine if delta.text]
+        assert stream.sent == b"".join(events)
+        told = [(each.text, each.token_ids, each.usage) for each in stream.told]
+        ids = tuple(token for delta in mine for token in delta.token_ids)
+        text = "".join(delta.text for delta in mine)
+        assert told == ([(text, ids, mine[-1].usage)] if mine else [])
+    number = sum(map(len, passed.values()))
+    assert opened.gaps.buckets()[-1] == ("+Inf", number)
+    assert opened.gaps.buckets()[0] == ("0.5", number - sum(map(bool, passed.values())))
+    assert opened.gaps.total == 0.75 * sum(map(bool, passed.values()))
+
+
+@given(st.lists(deltas, max_size=4), st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_broken_frame_is_never_taken_for_a_good_one(
+    kernels: ctypes.PyDLL, given: list[CoreDelta], data: st.DataObject
+) -> None:
+    frame = bytearray(encode(StepFrame(deltas=tuple(given))))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(frame) - 1))
+        if data.draw(st.booleans()):
+            frame[at] = data.draw(st.integers(0, 255))
+        else:
+            del frame[at:]
+            break
+    opened, broken = Opened(kernels), bytes(frame)
+    try:
+        whole = decode_replica_frame(broken)
+    except WireError:
+        whole = None
+    try:
+        rest = opened.rest(broken)
+    except WireError:
+        assert whole is None
+        return
+    if rest is None:
+        assert not any(stream.sent or stream.told for stream in opened.streams)
+        return
+    assert isinstance(whole, StepFrame)
+    passed, expected = _expected(whole.deltas)
+    assert rest == expected
+    assert [s.told != [] for s in opened.streams] == [
+        bool(passed[s.key[0]]) for s in opened.streams
+    ]
+
+
+@given(st.text())
+@example("".join(map(chr, range(0x180))))
+@example("\ud7ff\ue000\uffff\U00010000\U0010ffff")
+@settings(deadline=None)
+def test_a_text_is_the_json_that_others_write(kernels: ctypes.PyDLL, text: str) -> None:
+    opened = Opened(kernels)
+    delta = CoreDelta("a", 1, 0, text, (), (), Usage(1, 0, 1))
+    assert opened.rest(encode(StepFrame(deltas=(delta,)))) == []
+    assert opened.streams[0].sent == (BEFORE + to_json(text) + BEHIND if text else b"")
+
+
+def test_texts_that_are_no_utf8_are_left_to_the_decoder(kernels: ctypes.PyDLL) -> None:
+    delta = CoreDelta("a", 1, 0, "####", (), (), Usage(1, 0, 1))
+    frame = encode(StepFrame(deltas=(delta,)))
+    for bad in (b"\xc0\x80##", b"\xed\xa0\x80#", b"\xf4\x90\x80\x80", b"###\xe2", b"\x80###"):
+        opened = Opened(kernels)
+        cast = opened.chutes.cast(frame.replace(b"####", bad), 7.0)
+        assert cast is not None
+        assert len(cast[1]) == 1
+        assert not opened.streams[0].sent
+
+
+def test_other_frames_are_left_to_the_decoder(kernels: ctypes.PyDLL) -> None:
+    opened = Opened(kernels)
+    for frame in (encode(Ack(received=3)), b"", b"\xdf\xff\xff\xff\xff", b"\x82\xa4type" * 3):
+        assert opened.chutes.cast(frame, 7.0) is None
+
+
+def test_a_slot_is_used_again_and_a_name_only_once_at_a_time(kernels: ctypes.PyDLL) -> None:
+    opened = Opened(kernels)
+    again = Stream(("a", 2))
+    assert opened.chutes.open(again, again.channel()) is None
+    first = opened.chutes._open[0]
+    first.close()
+    chute = opened.chutes.open(again, again.channel())
+    assert chute is not None
+    assert chute.slot == first.slot
+    assert len(opened.chutes) == 2
+
+
+async def test_a_socket_that_is_full_gets_no_more_until_it_is_opened_anew(
+    kernels: ctypes.PyDLL,
+) -> None:
+    opened = Opened(kernels)
+    full = Stream(("c", 1))
+    full.send = lambda data: False  # type: ignore[method-assign]
+    assert opened.chutes.open(full, full.channel()) is not None
+    delta = CoreDelta("c", 1, 0, "text", (1,), (), Usage(1, 0, 1))
+    frame = encode(StepFrame(deltas=(delta,)))
+    assert opened.rest(frame) == []
+    assert opened.rest(frame) == [delta]
+    assert len(full.told) == 1
+    await asyncio.sleep(0)
