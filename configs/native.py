@@ -110,14 +110,17 @@ def compile_object(source: NativeSource, target: Path) -> None:
         os.replace(linked, target)
 
 
-def load_object(source: NativeSource) -> ctypes.CDLL:
-    """The kernels, compiled first where the cache lacks them. Raises CompileError."""
+def load_object(source: NativeSource, *, quick: bool = False) -> ctypes.CDLL:
+    """The kernels, compiled first where the cache lacks them. Raises CompileError.
+
+    `quick`: a call takes microseconds, so it keeps the interpreter's lock: a thread that got it
+    meanwhile would keep it for milliseconds."""
     try:
         target = source.target
         if not target.exists():
             with _alone(target.parent):
                 _compile_missing(source, target)
-        return ctypes.CDLL(str(target))
+        return (ctypes.PyDLL if quick else ctypes.CDLL)(str(target))
     except OSError as error:
         raise CompileError(str(error)) from error
 

@@ -67,7 +67,7 @@ def native_pricer() -> Pricer:
     """Compiled from cost.cpp. Raises CompileError."""
     pointer, long = ctypes.c_void_p, ctypes.c_long
     price = [pointer, long, *[pointer] * 7, long, *[pointer] * 4, long, pointer]
-    return NativePricer(declare(load_object(KERNELS), {"wr_price": price}, result=long))
+    return NativePricer(declare(load_object(KERNELS, quick=True), {"wr_price": price}, result=long))
 
 
 @cache

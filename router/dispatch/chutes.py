@@ -75,17 +75,15 @@ class _Result(ctypes.Structure):
 
 
 @cache
-def chute_kernels() -> ctypes.PyDLL | None:
-    """Compiled at the first call on a machine; None without a compiler. Its calls take
-    microseconds, so they keep the interpreter's lock."""
+def chute_kernels() -> ctypes.CDLL | None:
+    """Compiled at the first call on a machine; None without a compiler."""
     pointer, long = ctypes.c_void_p, ctypes.c_long
     text = [ctypes.c_char_p, long]
     try:
-        loaded = load_object(KERNELS)
+        library = load_object(KERNELS, quick=True)
     except CompileError as error:
         log.warning("no native chutes, each delta is passed on by itself: %s", error)
         return None
-    library = ctypes.PyDLL(loaded._name, handle=loaded._handle)
     declare(
         library,
         {
@@ -133,7 +131,7 @@ class Chute:
 class Chutes:
     """Those of one link: a replica speaks for nobody else's attempts. Event loop only."""
 
-    def __init__(self, kernels: ctypes.PyDLL, gaps: Histogram) -> None:
+    def __init__(self, kernels: ctypes.CDLL, gaps: Histogram) -> None:
         """`gaps` is told the time between two deltas of a stream, now and then."""
         self._kernels = kernels
         self._gaps = gaps

@@ -157,7 +157,7 @@ def native_planes() -> PlaneKernels:
         "wr_change": [pointer, long, long, pointer, long, flag],
         "wr_reset": [pointer, long, long, pointer, long],
     }
-    return NativeKernels(declare(load_object(KERNELS), signatures))
+    return NativeKernels(declare(load_object(KERNELS, quick=True), signatures))
 
 
 @cache

@@ -13,16 +13,14 @@ import re
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from router.openai import faults
+from router.openai.quotes import quotes_in
 
 SMALL_BYTES = 128 * 1024
 """A body up to this size can't hold enough values to matter: each of them takes its bytes."""
 TEXT_BYTES = 4 * 1024
 """From this size on it pays to let the quicker parser try first."""
-VECTOR_BYTES = 4 * 1024
-"""From this size on NumPy counts quicker than bytes do."""
 MAX_STRINGS = 65_536
 MAX_DECIMALS = 65_536
 MAX_VALUES = 327_680
@@ -89,20 +87,6 @@ def _strings(value: Any) -> int:
     return sum(map(_strings, value)) if isinstance(value, list) else 0
 
 
-def quotes(body: bytes) -> int:
-    """Quotation marks that begin or end a string."""
-    if len(body) < VECTOR_BYTES:
-        if rb"\\" in body:
-            body = body.replace(rb"\\", b"")
-        return body.count(b'"') - body.count(rb"\"")
-    data = np.frombuffer(body, np.uint8)
-    slash = data == ord("\\")
-    if np.any(slash[1:] & slash[:-1]):
-        return quotes(body.replace(rb"\\", b"  "))
-    quote = data == ord('"')
-    return int(np.count_nonzero(quote) - np.count_nonzero(quote[1:] & slash[:-1]))
-
-
 def _quick(body: bytes) -> dict[str, Any] | None:
     """The object, by a parser that is as strict but for names given twice: those show as strings
     that got lost. None for whatever it refuses; the other parser says why."""
@@ -110,7 +94,7 @@ def _quick(body: bytes) -> dict[str, Any] | None:
         value = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    if isinstance(value, dict) and 2 * _strings(value) == quotes(body):
+    if isinstance(value, dict) and 2 * _strings(value) == quotes_in()(body):
         return value
     return None
 

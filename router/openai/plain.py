@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from router.openai.body import SMALL_BYTES, quotes
+from router.openai.body import SMALL_BYTES
 from router.openai.fields import MAX_INTEGER
+from router.openai.quotes import quotes_in
 from router.openai.schema import ChatRequest, Controls, Limits
 
 _Tokens = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
@@ -64,7 +65,7 @@ def read_plain(body: bytes, limits: Limits) -> ChatRequest | None:
             return None
         max_tokens = newer
     stream = asked.stream is True
-    if (options is not UNSET and not stream) or 2 * asked.strings() != quotes(body):
+    if (options is not UNSET and not stream) or 2 * asked.strings() != quotes_in()(body):
         return None
     return ChatRequest(
         model=asked.model,

@@ -30,7 +30,7 @@ def tiny_card(tiny_model: Path) -> ModelCard:
 
 
 @pytest.fixture(scope="session")
-def kernels() -> ctypes.PyDLL:
+def kernels() -> ctypes.CDLL:
     """Of chutes."""
     found = chute_kernels()
     assert found is not None, "the tests need a compiler"

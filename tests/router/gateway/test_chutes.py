@@ -68,7 +68,7 @@ class Stream:
 class Opened:
     """Chutes for attempt 1 of "a" and of "b"."""
 
-    def __init__(self, kernels: ctypes.PyDLL) -> None:
+    def __init__(self, kernels: ctypes.CDLL) -> None:
         self.gaps = Histogram("gaps", "gaps", BOUNDS)
         self.chutes = Chutes(kernels, self.gaps)
         self.streams = [Stream((name, 1)) for name in "ab"]
@@ -105,7 +105,7 @@ def _expected(given: Sequence[CoreDelta]) -> tuple[dict[str, list[CoreDelta]], l
 @given(st.lists(deltas, max_size=6))
 @settings(max_examples=200, deadline=None)
 def test_what_is_only_text_passes_and_the_rest_is_as_it_was(
-    kernels: ctypes.PyDLL, given: list[CoreDelta]
+    kernels: ctypes.CDLL, given: list[CoreDelta]
 ) -> None:
     opened = Opened(kernels)
     passed, rest = _expected(given)
@@ -127,7 +127,7 @@ def test_what_is_only_text_passes_and_the_rest_is_as_it_was(
 @given(st.lists(deltas, max_size=4), st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_broken_frame_is_never_taken_for_a_good_one(
-    kernels: ctypes.PyDLL, given: list[CoreDelta], data: st.DataObject
+    kernels: ctypes.CDLL, given: list[CoreDelta], data: st.DataObject
 ) -> None:
     frame = bytearray(encode(StepFrame(deltas=tuple(given))))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -162,14 +162,14 @@ def test_a_broken_frame_is_never_taken_for_a_good_one(
 @example("".join(map(chr, range(0x180))))
 @example("\ud7ff\ue000\uffff\U00010000\U0010ffff")
 @settings(deadline=None)
-def test_a_text_is_the_json_that_others_write(kernels: ctypes.PyDLL, text: str) -> None:
+def test_a_text_is_the_json_that_others_write(kernels: ctypes.CDLL, text: str) -> None:
     opened = Opened(kernels)
     delta = CoreDelta("a", 1, 0, text, (), (), Usage(1, 0, 1))
     assert opened.rest(encode(StepFrame(deltas=(delta,)))) == []
     assert opened.streams[0].sent == (BEFORE + to_json(text) + BEHIND if text else b"")
 
 
-def test_texts_that_are_no_utf8_are_left_to_the_decoder(kernels: ctypes.PyDLL) -> None:
+def test_texts_that_are_no_utf8_are_left_to_the_decoder(kernels: ctypes.CDLL) -> None:
     delta = CoreDelta("a", 1, 0, "####", (), (), Usage(1, 0, 1))
     frame = encode(StepFrame(deltas=(delta,)))
     for bad in (b"\xc0\x80##", b"\xed\xa0\x80#", b"\xf4\x90\x80\x80", b"###\xe2", b"\x80###"):
@@ -180,13 +180,13 @@ def test_texts_that_are_no_utf8_are_left_to_the_decoder(kernels: ctypes.PyDLL) -
         assert not opened.streams[0].sent
 
 
-def test_other_frames_are_left_to_the_decoder(kernels: ctypes.PyDLL) -> None:
+def test_other_frames_are_left_to_the_decoder(kernels: ctypes.CDLL) -> None:
     opened = Opened(kernels)
     for frame in (encode(Ack(received=3)), b"", b"\xdf\xff\xff\xff\xff", b"\x82\xa4type" * 3):
         assert opened.chutes.cast(frame, 7.0) is None
 
 
-def test_a_slot_is_used_again_and_a_name_only_once_at_a_time(kernels: ctypes.PyDLL) -> None:
+def test_a_slot_is_used_again_and_a_name_only_once_at_a_time(kernels: ctypes.CDLL) -> None:
     opened = Opened(kernels)
     again = Stream(("a", 2))
     assert opened.chutes.open(again, again.channel()) is None
@@ -199,7 +199,7 @@ def test_a_slot_is_used_again_and_a_name_only_once_at_a_time(kernels: ctypes.PyD
 
 
 async def test_a_socket_that_is_full_gets_no_more_until_it_is_opened_anew(
-    kernels: ctypes.PyDLL,
+    kernels: ctypes.CDLL,
 ) -> None:
     opened = Opened(kernels)
     full = Stream(("c", 1))

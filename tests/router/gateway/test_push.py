@@ -121,7 +121,7 @@ class Rig:
         logprobs: int | None,
         texts: TokenTexts,
         takes: bool,
-        kernels: ctypes.PyDLL | None = None,
+        kernels: ctypes.CDLL | None = None,
     ) -> None:
         """With `kernels` there are chutes."""
         self.metrics = Metrics()
@@ -213,7 +213,7 @@ def whole(n: int, logprobs: int | None, texts: TokenTexts, deltas: Sequence[Core
 
 
 async def compare(
-    kernels: ctypes.PyDLL,
+    kernels: ctypes.CDLL,
     texts: TokenTexts,
     n: int,
     logprobs: int | None,
@@ -263,7 +263,7 @@ def texts(tiny_card: ModelCard) -> TokenTexts:
 )
 @settings(max_examples=60, deadline=None)
 def test_passed_is_pushed_is_pulled_is_whole(
-    kernels: ctypes.PyDLL,
+    kernels: ctypes.CDLL,
     texts: TokenTexts,
     n: int,
     logprobs: int | None,
@@ -284,7 +284,7 @@ async def test_all_but_the_first_and_the_last_go_straight_to_a_socket_that_takes
 
 
 async def test_deltas_of_one_frame_pass_as_one_chunk_and_are_noted_as_one(
-    texts: TokenTexts, kernels: ctypes.PyDLL
+    texts: TokenTexts, kernels: ctypes.CDLL
 ) -> None:
     rig = Rig(1, None, texts, takes=True, kernels=kernels)
     task = asyncio.create_task(rig.respond())
@@ -305,7 +305,7 @@ async def test_deltas_of_one_frame_pass_as_one_chunk_and_are_noted_as_one(
 
 
 async def test_what_follows_the_end_in_its_own_frame_does_not_overtake_it(
-    texts: TokenTexts, kernels: ctypes.PyDLL
+    texts: TokenTexts, kernels: ctypes.CDLL
 ) -> None:
     rig = Rig(1, None, texts, takes=True, kernels=kernels)
     task = asyncio.create_task(rig.respond())
@@ -323,7 +323,7 @@ async def test_what_follows_the_end_in_its_own_frame_does_not_overtake_it(
 
 
 async def test_a_socket_that_fails_ends_its_own_stream_and_no_other(
-    texts: TokenTexts, kernels: ctypes.PyDLL
+    texts: TokenTexts, kernels: ctypes.CDLL
 ) -> None:
     rig = Rig(1, None, texts, takes=True, kernels=kernels)
     task = asyncio.create_task(rig.respond())
