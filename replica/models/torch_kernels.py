@@ -7,6 +7,7 @@ every call; where this torch can't, plain `linear` it is.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -35,13 +36,13 @@ def _prepack(weight: Tensor) -> Tensor | None:
     return packed
 
 
-class _Product:
+class _Product(ABC):
     """What follows a product x @ weight.T + bias; see replica.models.kernels.Linear."""
 
     __slots__ = ()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
 
     def floats(self, x: Tensor) -> Tensor:
         return self(x).float()

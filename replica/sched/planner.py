@@ -147,6 +147,14 @@ class Planner:
             if request.child in draft.quotas:
                 self._visit(request, draft, place)
             place += request.state is State.RUNNING
+        if running and not (draft.rows or draft.ahead or running[0].child in draft.quotas):
+            self._serve_first(running[0], draft)
+
+    def _serve_first(self, request: Request, draft: Draft) -> None:
+        """Nobody found a block, and the first in line wasn't asked: who resumes may be one more
+        than there are seats. It can take from all others, who can't take from it."""
+        draft.quotas[request.child] = min(request.debt, self._limits.max_step_tokens)
+        self._visit(request, draft, 0)
 
     def _share_tokens(self, draft: Draft) -> None:
         """Decodes get theirs first, in service order; prefill chunks share the rest."""

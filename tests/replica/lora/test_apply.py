@@ -11,19 +11,14 @@ from torch import Tensor
 
 from configs.model.adapter import MODULES, AdapterFile, held_numbers
 from configs.model.shape import ModelShape
-from replica.attention.base import HeadShape
-from replica.attention.torch_paged import TorchPagedAttention
 from replica.lora.weights import AdapterWeights, DeltaBuilder
 from replica.models.kernels import Kernels
-from replica.models.llama import Llama
-from replica.models.load import load_llama
-from replica.models.rope import RopeTable
 from replica.runner.batch import PlanError, build_batch, row_order
-from replica.runner.pool import KVPool
 from replica.sched.plan import ChildId, PlanRow
 from tests.fakes.adapters import MergedWeights, write_adapter
+from tests.replica.models.plain import CPU, plain_llama
 from tests.replica.models.test_kernels import make as kernels_of
-from tests.replica.models.test_llama import CPU, VARIANTS
+from tests.replica.models.test_llama import VARIANTS
 from tests.replica.models.weights import RandomWeights, dense_logits, small_shape
 
 KERNELS = ("torch", "native")
@@ -60,21 +55,7 @@ class Bench:
             file = AdapterFile(write_adapter(folder / name, shape, size=0.5, **settings), shape)
             self.sources[name] = MergedWeights(source, file)
             self.adapters[name] = builder.build(name, file)
-        self.model = Llama(
-            load_llama(source, kernels, dtype, CPU),
-            RopeTable.build(shape.context_tokens, shape.head_dim, shape.rope_theta, CPU),
-            TorchPagedAttention(HeadShape(shape.heads, shape.kv_heads, shape.head_dim)),
-            kernels,
-        )
-        self.pool = KVPool(
-            layers=shape.layers,
-            blocks=64,
-            block_tokens=BLOCK,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            dtype=dtype,
-            device=CPU,
-        )
+        self.model, self.pool = plain_llama(source, shape, 64, BLOCK, kernels, dtype)
 
     def forward(self, rows: list[PlanRow], every: bool = False) -> list[Tensor]:
         """Logits of the rows as given: of each one's last token, or of `every` token."""

@@ -6,18 +6,13 @@ import pytest
 import torch
 
 from configs.model.shape import ModelShape
-from replica.attention.base import HeadShape
-from replica.attention.torch_paged import TorchPagedAttention
 from replica.models.llama import Llama
-from replica.models.load import load_llama
-from replica.models.rope import RopeTable
-from replica.models.torch_kernels import TorchKernels
 from replica.runner.batch import build_batch
 from replica.runner.pool import KVPool
 from replica.sched.plan import ChildId, PlanRow
+from tests.replica.models.plain import CPU, plain_llama
 from tests.replica.models.weights import RandomWeights, dense_logits, small_shape
 
-CPU = torch.device("cpu")
 VARIANTS = {
     "llama": small_shape(),
     "own head": small_shape(tied_head=False),
@@ -27,24 +22,7 @@ VARIANTS = {
 
 
 def build(source: RandomWeights) -> tuple[Llama, KVPool]:
-    shape = source.shape
-    kernels = TorchKernels(shape.rms_eps)
-    model = Llama(
-        load_llama(source, kernels, torch.float32, CPU),
-        RopeTable.build(shape.context_tokens, shape.head_dim, shape.rope_theta, CPU),
-        TorchPagedAttention(HeadShape(shape.heads, shape.kv_heads, shape.head_dim)),
-        kernels,
-    )
-    pool = KVPool(
-        layers=shape.layers,
-        blocks=16,
-        block_tokens=4,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        dtype=torch.float32,
-        device=CPU,
-    )
-    return model, pool
+    return plain_llama(source, source.shape, 16, 4)
 
 
 def run(model: Llama, pool: KVPool, rows: list[PlanRow], shape: ModelShape) -> torch.Tensor:

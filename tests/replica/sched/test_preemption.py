@@ -196,3 +196,22 @@ def test_the_victim_frees_most_for_what_it_costs_within_its_class() -> None:
     assert victim.child == cheap
     bench.run()
     bench.assert_right()
+
+
+def test_one_more_than_there_are_seats_and_no_block_left_is_no_deadlock() -> None:
+    """Whoever resumes needs no seat. The only one went to the second, who finds no block and can't
+    take from the first, who has some and wasn't asked."""
+    bench = Bench(8, 3, max_step_tokens=3, max_running=1)
+    first = bench.add(tokens_of(1, 12), sampling(4))
+    for _ in range(3):
+        bench.step()
+    bench.scheduler.lifecycle.hold(first)
+    second = bench.scheduler.table.get(bench.add(tokens_of(2, 9), sampling(12)))
+    assert second is not None
+    while second.computed < 15:
+        bench.step()
+    bench.scheduler.lifecycle.resume(first)
+    assert bench.scheduler.cache.available == 0
+    bench.run()
+    bench.assert_right()
+    bench.assert_empty()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import pytest
@@ -27,6 +27,26 @@ async def broken(house: ForeignHouse, http: aiohttp.ClientSession) -> tuple[str,
             async for part in response.content.iter_any():
                 received += part
         return response.headers["x-warmroute-decision"], received
+
+
+def first_breaks(
+    house: ForeignHouse, sent: bytes = b"", whole: bool = False
+) -> Callable[[Asked], Awaitable[None]]:
+    """The first that is asked sends so much, then breaks off, or ends; the next one answers."""
+
+    async def script(asked: Asked) -> None:
+        if len(house.asked) > 1:
+            await answer(asked)
+            return
+        await asked.head()
+        if sent:
+            await asked.chunk(sent)
+        if whole:
+            await asked.done()
+        else:
+            asked.cut()
+
+    return script
 
 
 @pytest.mark.parametrize("end", ["cut", "end", "no_done"])
@@ -92,15 +112,7 @@ async def test_R17_where_nothing_was_sent_yet_a_broken_event_is_asked_again_else
 ) -> None:
     house = await build(servers=2)
 
-    async def first_breaks(asked: Asked) -> None:
-        if len(house.asked) == 1:
-            await asked.head()
-            await asked.chunk(b"data: {not json\n\n")
-            await asked.done()
-        else:
-            await answer(asked)
-
-    house.tell(first_breaks)
+    house.tell(first_breaks(house, b"data: {not json\n\n", whole=True))
     response, body = await read(house, http, STREAM)
     assert response.status == 200
     assert events(body)[-1] == b"[DONE]"
@@ -170,14 +182,7 @@ async def test_more_cached_than_the_prompt_is_not_counted_and_has_a_name(
 async def test_before_the_first_byte_another_backend_is_asked(build: Callable, http) -> None:
     house = await build(servers=2)
 
-    async def first_breaks(asked: Asked) -> None:
-        if len(house.asked) == 1:
-            await asked.head()
-            asked.cut()
-        else:
-            await answer(asked)
-
-    house.tell(first_breaks)
+    house.tell(first_breaks(house))
     response, body = await read(house, http, STREAM)
     assert response.status == 200
     assert events(body)[-1] == b"[DONE]"
@@ -191,15 +196,7 @@ async def test_bytes_that_did_not_reach_the_client_yet_are_no_first_byte(
 ) -> None:
     house = await build(servers=2)
 
-    async def first_breaks(asked: Asked) -> None:
-        if len(house.asked) == 1:
-            await asked.head()
-            await asked.chunk(b'data: {"choices": [{"del')
-            asked.cut()
-        else:
-            await answer(asked)
-
-    house.tell(first_breaks)
+    house.tell(first_breaks(house, b'data: {"choices": [{"del'))
     response, body = await read(house, http, STREAM)
     assert response.status == 200
     assert len(events(body)) == 5
