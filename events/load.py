@@ -46,12 +46,14 @@ class DigestShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 class AdapterNote(msgspec.Struct, frozen=True, array_like=True):
     """A LoRA adapter that a replica serves, by name and content digest (hex). Where it is not
-    `resident`, in memory, its first request waits about `load_ms` for it."""
+    `resident`, in memory, its first request waits about `load_ms` for it. `failing`: its last load
+    failed, and for a while it isn't to be had there."""
 
     name: str
     digest: str
     resident: bool
     load_ms: Amount
+    failing: bool = False
 
 
 class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):

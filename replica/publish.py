@@ -161,13 +161,15 @@ class Publisher:
             self._hello_asked = True
 
     def _note_adapters(self, state: AdapterState) -> None:
-        """Which are in memory, and what their loads took."""
+        """Which are in memory, what their loads took, and which can't be loaded for now."""
+        now_s = self._clock()
         notes = tuple(
             AdapterNote(
                 note.name,
                 note.digest,
                 note.name in state.resident,
                 state.load_ms.get(note.name, note.load_ms),
+                now_s < state.avoided_until_s.get(note.name, 0.0),
             )
             for note in self._hello.adapters
         )

@@ -103,8 +103,9 @@ class ShadowCounts:
 @dataclass(frozen=True, slots=True)
 class AdapterState:
     """Which LoRA adapters are in memory, least recently used first, and how many of them requests
-    compute with. `load_ms`: how long the last load of each took. The other numbers count since
-    start, but for `loading`: those under way."""
+    compute with. `load_ms`: how long the last load of each took; `avoided_until_s`: of those whose
+    last one failed, until when (monotonic) nobody should ask for them here. The other numbers count
+    since start, but for `loading`: those under way."""
 
     resident: tuple[str, ...] = ()
     in_use: int = 0
@@ -113,6 +114,7 @@ class AdapterState:
     failures: int = 0
     evictions: int = 0
     load_ms: Mapping[str, float] = field(default_factory=dict)
+    avoided_until_s: Mapping[str, float] = field(default_factory=dict)
 
 
 NO_ADAPTERS = AdapterState()

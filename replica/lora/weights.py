@@ -4,7 +4,7 @@ the model, fused where that is fused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,10 @@ class AdapterWeights:
     bytes: int
 
 
+class LoadStoppedError(Exception):
+    """What was being built is not wanted any more."""
+
+
 class DeltaBuilder:
     """Puts adapters of a model's shape together for its kernels, dtype and device."""
 
@@ -66,11 +70,18 @@ class DeltaBuilder:
         self._dtype = dtype
         self._device = device
 
-    def build(self, name: str, file: AdapterFile) -> AdapterWeights:
-        """Raises what torch raises where there is no memory for it."""
+    def build(
+        self, name: str, file: AdapterFile, stopped: Callable[[], bool] = lambda: False
+    ) -> AdapterWeights:
+        """Raises what torch raises where there is no memory for it, and LoadStoppedError once
+        `stopped`: asked before each layer."""
         taken: list[int] = []
-        layers = tuple(self._layer(file, index, taken) for index in range(self._shape.layers))
-        return AdapterWeights(name, layers, sum(taken))
+        layers = []
+        for index in range(self._shape.layers):
+            if stopped():
+                raise LoadStoppedError
+            layers.append(self._layer(file, index, taken))
+        return AdapterWeights(name, tuple(layers), sum(taken))
 
     def _layer(self, file: AdapterFile, index: int, taken: list[int]) -> LayerDeltas:
         deltas = []

@@ -21,6 +21,11 @@ PATIENCE_S = 1.0
 """Whoever has waited so long for a place goes before those behind it, however well they would fit:
 without that, a steady stream to the adapters in use would keep it out for ever."""
 
+AVOIDED_S = 5.0
+MAX_AVOIDED_S = 60.0
+"""How long others are asked to stay away after a failed load; twice as long after each further one,
+up to the most."""
+
 
 class Adapters:
     """Residency by name. One thread uses it."""
@@ -39,6 +44,8 @@ class Adapters:
         self._references: OrderedDict[str, int] = OrderedDict()
         self._loading: dict[str, float] = {}
         self._load_ms: dict[str, float] = {}
+        self._avoided_s: dict[str, float] = {}
+        self._avoided_until_s: dict[str, float] = {}
         self._loads = self._failures = self._evictions = 0
 
     def knows(self, name: str) -> bool:
@@ -65,6 +72,7 @@ class Adapters:
             failures=self._failures,
             evictions=self._evictions,
             load_ms=dict(self._load_ms),
+            avoided_until_s=dict(self._avoided_until_s),
         )
 
     def scan(self, now_s: float) -> Scan:
@@ -111,8 +119,17 @@ class Adapters:
         if loaded:
             self._references[name] = 0
             self._load_ms[name] = 1e3 * (self._clock() - began_s)
+            self._avoided_s.pop(name, None)
+            self._avoided_until_s.pop(name, None)
         else:
             self._failures += 1
+            self._avoid(name)
+
+    def _avoid(self, name: str) -> None:
+        """Whoever comes all the same has it tried again."""
+        avoided_s = min(2 * self._avoided_s.get(name, AVOIDED_S / 2), MAX_AVOIDED_S)
+        self._avoided_s[name] = avoided_s
+        self._avoided_until_s[name] = self._clock() + avoided_s
 
     def _in_use(self) -> int:
         return sum(count > 0 for count in self._references.values())

@@ -22,7 +22,7 @@ from router.choice.roles import helping, price_by_role
 from router.choice.route import RouteQuery
 from router.choice.sheet import BEST, FIT, ROW, TERMS, TOO_LONG, UNHEARD, Below, Demand, Prices
 from router.cluster.peers import Peers, together
-from router.fleet.board import Board
+from router.fleet.board import Board, adapter_fails
 from router.fleet.fetches import FetchRun
 from router.fleet.fleet import Fleet
 from router.fleet.member import Member
@@ -182,8 +182,8 @@ class Field:
         if member.replica in query.exclude:
             return "excluded"
         adapter_ms = self._look.adapter_ms
-        if adapter_ms is not None and adapter_ms[row] == math.inf:
-            return "adapter"
+        if query.adapter is not None and adapter_ms is not None and adapter_ms[row] == math.inf:
+            return "adapter_failing" if adapter_fails(member, query.adapter) else "adapter"
         if self._barred is not None and self._barred[row]:
             return "role"
         if self._state[row] == TOO_LONG:

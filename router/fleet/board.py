@@ -103,7 +103,7 @@ class Board:
 
     def adapter_ms(self, adapter: tuple[str, str]) -> np.ndarray:
         """How long each member would take to have an adapter in memory: float64 (members,), inf
-        where it is not served."""
+        where it is not served, or can't be loaded for now."""
         found = self._adapters.get(adapter)
         if found is None:
             took = [_adapter_ms(member, adapter) for member in self.members]
@@ -143,10 +143,19 @@ class Board:
         return found
 
 
+def adapter_fails(member: Member, adapter: tuple[str, str]) -> bool:
+    """Whether it is served there, but can't be loaded for now."""
+    return any(
+        (note.name, note.digest) == adapter and note.failing for note in member.hello.adapters
+    )
+
+
 def _adapter_ms(member: Member, adapter: tuple[str, str]) -> float:
     for note in member.hello.adapters:
         if (note.name, note.digest) == adapter:
-            return 0.0 if note.resident else note.load_ms
+            if note.resident:
+                return 0.0
+            return math.inf if note.failing else note.load_ms
     return math.inf
 
 

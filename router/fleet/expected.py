@@ -92,14 +92,16 @@ class Expected:
             "block_size_mismatch": layout.block_tokens > 0
             and (not self.block_tokens or layout.block_tokens in self.block_tokens),
             "digest_shape_refused": _usable_shape(hello.digest),
-            "adapter_mismatch": self._same_adapters(hello),
         }
         return [name for name, fit in fits.items() if not fit]
 
-    def _same_adapters(self, hello: ReplicaHello) -> bool:
-        """Whether those of its adapters that are known here by name have the same content."""
+    def strangers(self, hello: ReplicaHello) -> list[str]:
+        """Those of its adapters that have another content than the ones known here by these names:
+        nobody is sent there for them, and for all else it is as good as any."""
         known = dict(self.adapters)
-        return all(known.get(note.name, note.digest) == note.digest for note in hello.adapters)
+        return [
+            note.name for note in hello.adapters if known.get(note.name, note.digest) != note.digest
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,10 @@ class Expectations:
         misfits.update((name, of.misfits(hello)) for name, of in self.revisions.items())
         best = min(misfits, key=lambda name: len(misfits[name]))
         return best, misfits[best]
+
+    def of(self, revision: str) -> Expected:
+        """What `judge` measured by."""
+        return self.main if revision == MAIN else self.revisions[revision]
 
 
 def _usable_shape(shape: DigestShape) -> bool:

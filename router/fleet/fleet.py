@@ -365,9 +365,21 @@ class Fleet:
         member.revision, member.misfits = self._expected.judge(hello)
         for name in member.misfits:
             self.alarms.raise_(name, member.replica, "refused: not what this router serves")
+        self._judge_adapters(member)
         if not member.misfits:
             prior = self._priors.setdefault(pool, PoolPrior(hello.device))
             member.prefill, member.decode = prior.fits(member.load)
+
+    def _judge_adapters(self, member: Member) -> None:
+        """Alarms for those that nobody is sent there for, each by its name."""
+        strange = self._expected.of(member.revision).strangers(member.hello)
+        failing = [note.name for note in member.hello.adapters if note.failing]
+        for alarm, names, what in (
+            ("adapter_mismatch", strange, "another content than this router's"),
+            ("adapter_failing", failing, "could not be loaded"),
+        ):
+            detail = f"{what}: {', '.join(sorted(names))}"
+            self.alarms.set(bool(names) and not member.misfits, alarm, member.replica, detail)
 
     def _drop(self, member: Member) -> None:
         self._end_life(member.replica)

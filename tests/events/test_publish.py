@@ -135,6 +135,25 @@ async def test_an_adapter_in_memory_is_told_at_once() -> None:
     await ear.publisher.close()
 
 
+async def test_a_failing_adapter_is_told_at_once_and_taken_back_in_time() -> None:
+    ear = Ear()
+    known = AdapterNote("x", "digest", False, 30.0)
+    ear.publisher._hello = msgspec.structs.replace(hello(WIDE), adapters=(known,))
+    await ear.start()
+    assert await ear.beat(0.2) == []
+    state = AdapterState(failures=1, avoided_until_s={"x": ear.clock.now_s + 1.0})
+    ear.engine.now = engine_load(adapters=state)
+    assert await ear.beat(0.2) == ["hello"]
+    said = ear.last("hello", ReplicaHello)
+    assert isinstance(said, ReplicaHello)
+    assert [note.failing for note in said.adapters] == [True]
+    assert "hello" in await ear.beat(1.0)
+    said = ear.last("hello", ReplicaHello)
+    assert isinstance(said, ReplicaHello)
+    assert said.adapters == (known,)
+    await ear.publisher.close()
+
+
 async def test_draining_is_told_at_once(ear: Ear) -> None:
     ear.publisher.set_draining(True)
     assert await ear.beat(0.0) == ["load"]

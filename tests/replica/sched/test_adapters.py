@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from events.errors import ADAPTER_NOT_FINITE
-from replica.sched.adapters import PATIENCE_S
+from replica.sched.adapters import AVOIDED_S, MAX_AVOIDED_S, PATIENCE_S, Adapters
 from replica.sched.invariants import check_scheduler
 from replica.sched.plan import NOT_FINITE, ExecutionPlan
 from replica.sched.planner import SCAN_REQUESTS
@@ -88,6 +88,22 @@ def test_a_failed_load_is_told_to_those_who_wait_and_the_next_one_tries_again() 
     state = bench.scheduler.adapters.state()
     assert (state.loads, state.failures) == (3, 1)
     bench.assert_empty()
+
+
+def test_after_each_failed_load_others_are_asked_to_stay_away_for_longer() -> None:
+    now_s, fake = 100.0, FakeAdapters(*NAMES)
+    adapters = Adapters(Bench().scheduler.ledger, fake, lambda: now_s)
+    fake.attach(adapters.landed)
+    waits = []
+    for _ in range(6):
+        adapters.ready("a", ())
+        fake.finish("a", loaded=False)
+        waits.append(adapters.state().avoided_until_s["a"] - now_s)
+        now_s += 100.0
+    assert waits == [AVOIDED_S, 2 * AVOIDED_S, 4 * AVOIDED_S, 8 * AVOIDED_S, *2 * [MAX_AVOIDED_S]]
+    adapters.ready("a", ())
+    fake.finish("a")
+    assert adapters.state().avoided_until_s == {}
 
 
 def test_numbers_that_are_not_finite_are_the_adapters_fault() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from events.load import AdapterNote
 from router.choice.route import NoReplica
-from tests.router.kit import World, hello, prompt
+from tests.router.kit import World, hello, load, prompt
 
 P = prompt((1, 4))
 X = ("x", "one")
@@ -19,8 +19,10 @@ def world_of(**notes: AdapterNote) -> World:
     return world
 
 
-def note(digest: str = "one", resident: bool = True, load_ms: float = 40.0) -> AdapterNote:
-    return AdapterNote("x", digest, resident, load_ms)
+def note(
+    digest: str = "one", resident: bool = True, load_ms: float = 40.0, failing: bool = False
+) -> AdapterNote:
+    return AdapterNote("x", digest, resident, load_ms, failing)
 
 
 def test_only_those_that_serve_it_are_asked() -> None:
@@ -61,3 +63,33 @@ def test_a_short_load_is_worth_a_warm_prefix_and_a_long_one_is_not() -> None:
     assert world.decide(long, adapter=X).replica == "r0"
     world.fleet.on_hello("r0", 1, hello(adapters=(note(resident=False, load_ms=5e3),)))
     assert world.decide(long, adapter=X).replica == "r1"
+
+
+def test_where_its_load_fails_nobody_is_sent_for_it_until_it_is_said_to_be_over() -> None:
+    failing = note(resident=False, load_ms=1.0, failing=True)
+    world = world_of(r0=failing, r2=note(resident=False))
+    for _ in range(5):
+        decision = world.decide(P, adapter=X)
+        assert decision.replica == "r2"
+    why = {terms.replica: terms.filtered for terms in decision.candidates}
+    assert why["r0"] == "adapter_failing"
+    assert [(each.name, each.replica) for each in world.fleet.alarms] == [("adapter_failing", "r0")]
+    assert world.decide(P).fit_replicas == 3
+    world.fleet.on_hello("r2", 1, hello(adapters=(failing,)))
+    answer = world.brain.decide(world.query(P, adapter=X))
+    assert isinstance(answer, NoReplica)
+    assert "adapter_failing" in answer.reason
+    world.fleet.on_hello("r0", 1, hello(adapters=(note(resident=False),)))
+    assert world.decide(P, adapter=X).replica == "r0"
+
+
+def test_another_content_under_its_name_leaves_the_model_and_other_adapters() -> None:
+    """A replica that comes back with an adapter that was trained further."""
+    other = AdapterNote("y", "two", True, 1.0)
+    world = world_of(r0=note(), r1=note(), r2=note())
+    world.fleet.on_hello("r0", 2, hello(adapters=(note("retrained"), other)))
+    world.fleet.link_state("r0", 2, True)
+    world.fleet.on_load("r0", 2, load())
+    assert {world.decide(P, adapter=X).replica for _ in range(8)} == {"r1", "r2"}
+    assert world.decide(P, adapter=("y", "two")).replica == "r0"
+    assert world.decide(P).fit_replicas == 3

@@ -52,16 +52,22 @@ def test_R8_a_replica_that_does_not_fit_is_refused_by_name(
     assert world.decide(P).replica == "a"
 
 
-def test_another_content_under_an_adapters_name_is_refused() -> None:
-    world = World()
-    world.fleet = Fleet(replace(EXPECTED, adapters=frozenset({("x", "one")})), world.clock)
-    fleet = world.fleet
-    fleet.on_hello("a", 1, hello(adapters=(AdapterNote("x", "one", True, 5.0),)))
-    fleet.on_hello("b", 1, hello(adapters=(AdapterNote("x", "two", True, 5.0),)))
+def test_another_content_under_an_adapters_name_bars_that_adapter_alone() -> None:
+    expected = replace(EXPECTED, adapters=frozenset({("x", "one"), ("y", "two")}))
+    fleet = Fleet(expected, World().clock)
+    y = AdapterNote("y", "two", True, 5.0)
+    fleet.on_hello("a", 1, hello(adapters=(AdapterNote("x", "one", True, 5.0), y)))
+    fleet.on_hello("b", 1, hello(adapters=(AdapterNote("x", "other", True, 5.0), y)))
     # What this router does not know nobody can ask it for.
-    fleet.on_hello("c", 1, hello(adapters=(AdapterNote("y", "two", True, 5.0),)))
-    assert [(alarm.name, alarm.replica) for alarm in fleet.alarms] == [("adapter_mismatch", "b")]
-    assert sorted(fleet.targets()) == ["a", "c"]
+    fleet.on_hello("c", 1, hello(adapters=(AdapterNote("z", "two", True, 5.0),)))
+    (alarm,) = fleet.alarms
+    assert (alarm.name, alarm.replica) == ("adapter_mismatch", "b")
+    assert alarm.detail.endswith(": x")
+    assert sorted(fleet.targets()) == ["a", "b", "c"]
+    (pool,) = fleet.pools().values()
+    assert pool.replicas == ("a", "b", "c")
+    fleet.on_hello("b", 2, hello(adapters=(AdapterNote("x", "one", True, 5.0), y)))
+    assert not len(fleet.alarms)
 
 
 def test_two_layouts_are_two_pools() -> None:
