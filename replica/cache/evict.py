@@ -8,7 +8,7 @@ used again has only ancestors that were used again, so it never outlasts one of 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from configs.schema import Eviction
@@ -30,8 +30,8 @@ class EvictionOrder(Protocol):
     def push(self, node: Node) -> None:
         """`node` was used last."""
 
-    def remove(self, node: Node) -> None:
-        """`node` is in use again, or gone. Raises KeyError when it is not here."""
+    def remove(self, nodes: Iterable[Node]) -> None:
+        """They are in use again, or gone. Raises KeyError when one is not here."""
 
     def first(self) -> Node:
         """The one to evict. Raises StopIteration when empty."""
@@ -57,13 +57,16 @@ class LruQueue:
         """See EvictionOrder."""
         self._nodes[node] = None
 
-    def remove(self, node: Node) -> None:
+    def remove(self, nodes: Iterable[Node]) -> None:
         """See EvictionOrder."""
-        del self._nodes[node]
+        listed = self._nodes
+        for node in nodes:
+            del listed[node]
 
-    def discard(self, node: Node) -> bool:
-        """Remove it, if it is here; whether it was."""
-        return self._nodes.pop(node, False) is None
+    def discard(self, nodes: Iterable[Node]) -> list[Node]:
+        """Remove those that are here; gives the others."""
+        pop = self._nodes.pop
+        return [node for node in nodes if pop(node, node) is not None]
 
     def first(self) -> Node:
         """See EvictionOrder."""
@@ -98,13 +101,12 @@ class SegmentedQueue:
         self._protected.push(node)
         if len(self._protected) > self._protected_blocks:
             oldest = self._protected.first()
-            self._protected.remove(oldest)
+            self._protected.remove((oldest,))
             self._probation.push(oldest)
 
-    def remove(self, node: Node) -> None:
+    def remove(self, nodes: Iterable[Node]) -> None:
         """See EvictionOrder."""
-        if not self._probation.discard(node):
-            self._protected.remove(node)
+        self._protected.remove(self._probation.discard(nodes))
 
     def first(self) -> Node:
         """See EvictionOrder."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from configs.schema import WARM_SHARE, Eviction
 from replica.cache.evict import EvictionOrder, eviction_order
@@ -18,6 +20,9 @@ from replica.cache.node import NOBODY, Node
 
 MAX_QUOTAS = 4_096
 """Tenants with a share of their own that are remembered; the others have the usual one."""
+
+
+_reused, _tenant = attrgetter("reused"), attrgetter("tenant")
 
 
 class IdleNodes:
@@ -64,8 +69,12 @@ class IdleNodes:
     def use(self, nodes: Sequence[Node], tenant: str, again: bool = False) -> None:
         """A request of `tenant` uses `nodes`, which are not idle now; `again`: it did before, so
         that this is no reuse."""
+        if not (again or all(map(_reused, nodes))):
+            for node in nodes:
+                node.reused = True
+        if {tenant, NOBODY}.issuperset(map(_tenant, nodes)):
+            return
         for node in nodes:
-            node.reused = node.reused or not again
             if tenant != node.tenant and node.tenant != NOBODY:
                 self._count(node.tenant, -1)
                 node.tenant = NOBODY
@@ -79,19 +88,20 @@ class IdleNodes:
         if node.tenant != NOBODY:
             self._order_of(node.tenant).push(node)
 
-    def remove(self, node: Node) -> None:
-        """It is in use again. Raises KeyError when it was not idle."""
-        self._order.remove(node)
-        if node.tenant != NOBODY:
-            order = self._orders[node.tenant]
-            order.remove(node)
-            if not order:
-                del self._orders[node.tenant]
+    def remove(self, nodes: Sequence[Node]) -> None:
+        """They are in use again. Raises KeyError when one was not idle."""
+        self._order.remove(nodes)
+        for tenant, own in groupby(nodes, _tenant):
+            if tenant != NOBODY:
+                order = self._orders[tenant]
+                order.remove(own)
+                if not order:
+                    del self._orders[tenant]
 
     def pop(self) -> Node:
         """The one to evict; it is resident no more. Raises StopIteration when there is none."""
         node = self._due().first()
-        self.remove(node)
+        self.remove((node,))
         self._count(node.tenant, -1)
         return node
 

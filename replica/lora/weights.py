@@ -20,11 +20,18 @@ class Delta:
     """scale * x @ down.T @ up.T for x [rows, in] in the model's dtype; beside a gated product in
     the order of its halves."""
 
-    __slots__ = ("_down", "_up")
+    __slots__ = ("_down", "_rank", "_up")
 
-    def __init__(self, down: Linear, up: Linear) -> None:
+    def __init__(self, down: Linear, up: Linear, rank: int) -> None:
         self._down = down
         self._up = up
+        self._rank = rank
+
+    @property
+    def pair(self) -> tuple[int, int, int] | None:
+        """As a row of ThinParts; None where one of the products can't be."""
+        down, up = self._down.address, self._up.address
+        return None if down is None or up is None else (down, up, self._rank)
 
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """out [rows, out] += the product, in place."""
@@ -34,24 +41,22 @@ class Delta:
             out += self._up.floats(self._down(x))
 
 
-@dataclass(frozen=True, slots=True)
-class LayerDeltas:
-    """What an adapter adds in one layer, named as in LayerWeights and in the order of SITES;
-    `gated` to the two halves."""
-
-    qkv: Delta | None
-    output: Delta | None
-    gated: Delta | None
-    down: Delta | None
+LayerDeltas = tuple[Delta | None, ...]
+"""What an adapter adds in one layer, in the order of SITES; to a gated product's two halves."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter in memory. `bytes`: what its tensors take."""
+    """An adapter in memory. `pairs`: int64 [layers, SITES, 3] as of ThinParts; None where one of
+    them can't be. `bytes`: what its tensors take."""
 
     name: str
     layers: tuple[LayerDeltas, ...]
+    pairs: np.ndarray | None
     bytes: int
+
+
+_NOTHING = (0, 0, 0)
 
 
 class LoadStoppedError(Exception):
@@ -81,7 +86,7 @@ class DeltaBuilder:
             if stopped():
                 raise LoadStoppedError
             layers.append(self._layer(file, index, taken))
-        return AdapterWeights(name, tuple(layers), sum(taken))
+        return AdapterWeights(name, tuple(layers), _pairs(layers), sum(taken))
 
     def _layer(self, file: AdapterFile, index: int, taken: list[int]) -> LayerDeltas:
         deltas = []
@@ -89,7 +94,7 @@ class DeltaBuilder:
             pairs = [file.pair(index, module) for module in site]
             sizes = [self._sizes[module] for module in site]
             deltas.append(self._delta(pairs, sizes, taken, gated=site == GATED_SITE))
-        return LayerDeltas(*deltas)
+        return tuple(deltas)
 
     def _delta(
         self,
@@ -118,7 +123,13 @@ class DeltaBuilder:
         if gated:
             gate, other = wide.chunk(2)
             wide = self._kernels.beside(gate, other, self._shape.hidden)
-        return Delta(self._linear(torch.from_numpy(down)), self._linear(wide))
+        return Delta(self._linear(torch.from_numpy(down)), self._linear(wide), rank)
 
     def _linear(self, weight: Tensor) -> Linear:
         return self._kernels.linear(weight.to(self._device, self._dtype))
+
+
+def _pairs(layers: Sequence[LayerDeltas]) -> np.ndarray | None:
+    rows = [[_NOTHING if delta is None else delta.pair for delta in deltas] for deltas in layers]
+    whole = all(pair is not None for row in rows for pair in row)
+    return np.array(rows, np.int64) if whole else None

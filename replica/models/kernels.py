@@ -5,8 +5,9 @@ The residual stream ("hidden") is float32; what enters a product is in the model
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,10 @@ from replica.models.blocks import Matrix
 
 
 class Linear(Protocol):
-    """x @ weight.T + bias for weight [out, in]; x is [rows, in] in the model's dtype."""
+    """x @ weight.T + bias for weight [out, in]; x is [rows, in] in the model's dtype. `address`:
+    where its weights lie as AddThin takes them; None where it can't."""
+
+    address: int | None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, out] in the model's dtype."""
@@ -46,8 +50,27 @@ class Embedding(Protocol):
         """float32 [T, size], of numbers in the model's dtype."""
 
 
+class ThinParts(NamedTuple):
+    """Rows of a batch, each part with two matrices of its own [rank, in] and [out, rank].
+
+    `rows`: int64 [parts, 2], first and behind the last; in order, none twice. `pairs`: the address
+    of int64 [parts, 3], the matrices' addresses and the rank, 0 for nothing.
+    """
+
+    rows: np.ndarray
+    pairs: int
+
+
+class AddThin(Protocol):
+    """Adds what all parts make of their rows of x [rows, in] to out [rows, out], in place."""
+
+    def __call__(self, parts: ThinParts, x: Tensor, out: Tensor) -> None: ...
+
+
 class Kernels(Protocol):
-    """One implementation for one device."""
+    """One implementation for one device. `add_thin`: None where there is none."""
+
+    add_thin: AddThin | None
 
     def norm(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """Root-mean-square norm of hidden (float32 [..., size]) times weight (float32)."""

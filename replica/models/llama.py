@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from replica.attention.base import PagedAttention
-from replica.lora.apply import DOWN, OUTPUT, QKV, add, gate
+from replica.lora.apply import DOWN, OUTPUT, QKV, additions, gate
 from replica.models.kernels import Embedding, GatedLinear, Kernels, Linear
 from replica.models.rope import RopeTable
 from replica.runner.batch import ForwardBatch
@@ -66,23 +66,24 @@ class Llama:
         weights, kernels = self._weights, self._kernels
         dtype = weights.dtype
         hidden = weights.embedding(batch.token_ids)
+        adapters = additions(batch.spans, kernels)
         for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
-            parts = batch.parts(index)
             states = kernels.norm(hidden, layer.attention_norm, dtype)
             qkv = layer.qkv(states)
-            add(parts, QKV, states, qkv)
+            adapters.add(index, QKV, states, qkv)
             if layer.head_norm is not None:
                 kernels.head_norm(qkv, layer.head_norm)
             query = self._attention.rotate_and_store(qkv, self._rope, cache, batch)
             if layer is weights.layers[-1] and not every:
                 query, hidden, batch = query[batch.last], hidden[batch.last], batch.last_only()
-                parts = batch.parts(index)
+                adapters = adapters.last_only()
             attended = self._attention.attend(query, cache, batch)
             layer.output.add_to(hidden, attended)
-            add(parts, OUTPUT, attended, hidden)
-            inner = gate(parts, layer.gated, kernels.norm(hidden, layer.mlp_norm, dtype))
+            adapters.add(index, OUTPUT, attended, hidden)
+            states = kernels.norm(hidden, layer.mlp_norm, dtype)
+            inner = gate(adapters, index, layer.gated, states)
             layer.down.add_to(hidden, inner)
-            add(parts, DOWN, inner, hidden)
+            adapters.add(index, DOWN, inner, hidden)
         return kernels.norm(hidden, weights.final_norm, dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:

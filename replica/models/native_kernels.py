@@ -12,10 +12,9 @@ import ctypes
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from replica.models.blocks import BlockMatrix, Matrix, depth_of, of_rows, rows_of
-from replica.models.kernels import Embedding, GatedLinear, Linear
+from replica.models.kernels import Embedding, GatedLinear, Linear, ThinParts
 from replica.models.torch_kernels import TorchKernels
 
 _PANEL = 32
@@ -75,6 +74,11 @@ class _Panels:
             self._library.wr_pack_blocks(*size, self._encoding, is_bf16)
         return packed
 
+    @property
+    def address(self) -> int | None:
+        """Where dense ones lie."""
+        return self._packed.data_ptr() if self._encoding == _DENSE else None
+
     def columns(self, ids: Tensor) -> Tensor:
         """float32 [ids, depth] of weights kept as blocks; `ids` are int64."""
         out = torch.empty((len(ids), self._depth))
@@ -123,6 +127,10 @@ class NativeLinear:
     def __init__(self, panels: _Panels) -> None:
         self._panels = panels
 
+    @property
+    def address(self) -> int | None:
+        return self._panels.address
+
     def __call__(self, x: Tensor) -> Tensor:
         return self._panels.fresh(x, x.dtype, _WRITE)
 
@@ -136,9 +144,10 @@ class NativeLinear:
 class NativeGated:
     """See replica.models.kernels.GatedLinear; a panel holds 16 columns of either half."""
 
-    __slots__ = ("_columns", "_panels")
+    __slots__ = ("_columns", "_library", "_panels")
 
-    def __init__(self, panels: _Panels, columns: int) -> None:
+    def __init__(self, library: ctypes.CDLL, panels: _Panels, columns: int) -> None:
+        self._library = library
         self._panels = panels
         self._columns = columns
 
@@ -149,9 +158,11 @@ class NativeGated:
         return self._panels.whole(x)
 
     def gate(self, halves: Tensor, dtype: torch.dtype) -> Tensor:
-        gate, up = halves.unflatten(1, (-1, 2, _HALF)).unbind(2)
-        found = (silu(gate) * up).flatten(1)
-        return found[:, : self._columns].to(dtype).contiguous()
+        out = torch.empty((len(halves), self._columns), dtype=dtype)
+        self._library.wr_gate(
+            halves.data_ptr(), out.data_ptr(), *out.shape, halves.shape[1], dtype == torch.bfloat16
+        )
+        return out
 
 
 class NativeEmbedding:
@@ -173,6 +184,20 @@ class NativeKernels(TorchKernels):
         super().__init__(eps)
         self._library = library
         self._tiles = tiles
+
+    def add_thin(self, parts: ThinParts, x: Tensor, out: Tensor) -> None:
+        kind = (_TILES if self._tiles else _BF16) if x.dtype == torch.bfloat16 else _FLOAT
+        self._library.wr_add_thin(
+            x.data_ptr(),
+            out.data_ptr(),
+            parts.rows.ctypes.data,
+            parts.pairs,
+            len(parts.rows),
+            x.shape[1],
+            out.shape[1],
+            out.dtype == torch.float32,
+            kind,
+        )
 
     def norm(self, hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         if hidden.dim() != 2 or hidden.shape[1] % _HALF:
@@ -198,7 +223,7 @@ class NativeKernels(TorchKernels):
             return super().gated(gate, up)
         mixed = of_rows(gate, _mixed(rows_of(gate), rows_of(up)))
         columns = len(rows_of(gate))
-        return NativeGated(self._panels(mixed, columns), columns)
+        return NativeGated(self._library, self._panels(mixed, columns), columns)
 
     def beside(self, gate: Tensor, up: Tensor, depth: int) -> Tensor:
         return super().beside(gate, up, depth) if depth % 2 else _mixed(gate, up)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from replica.models.blocks import BlockMatrix, Matrix, stacked
-from replica.models.kernels import Embedding, GatedLinear, Linear
+from replica.models.kernels import AddThin, Embedding, GatedLinear, Linear
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class _Product(ABC):
     """What follows a product x @ weight.T + bias; see replica.models.kernels.Linear."""
 
     __slots__ = ()
+
+    address: int | None = None
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor: ...
@@ -115,6 +117,8 @@ class TorchEmbedding:
 
 class TorchKernels:
     """See replica.models.kernels.Kernels; works on every device. `eps` is the norms' epsilon."""
+
+    add_thin: AddThin | None = None
 
     def __init__(self, eps: float) -> None:
         self._eps = eps

@@ -8,12 +8,14 @@
 
 #include "blocks.h"
 #include "few.h"
+#include "products.h"
+#include "thin.h"
 #include "tiles.h"
 #include "vec.h"
 
 namespace {
 
-using blocks::Panels;
+using namespace products;
 
 // out[rows][size] = hidden / rms(hidden) * weight
 template <typename E>
@@ -65,169 +67,17 @@ void pack(const E* weight, E* packed, long columns, long depth) {
                     std::memset(packed, 0, sizeof(float));
 }
 
-template <typename Out>
-void store_some(Out* to, f32x16 value, long count) {
-    if (count >= WIDTH) return store_floats(to, value);
-    Out all[WIDTH];
-    store_floats(all, value);
-    if (count > 0) std::memcpy(to, all, count * sizeof(Out));
-}
-
-// What becomes of one row of a panel, `left` and `right` being its two halves.
-
-template <typename Out>
-struct Write {
-    static constexpr long columns = PANEL;
-    const float* bias;
-    void operator()(Out* to, f32x16 left, f32x16 right, long first, long count) const {
-        if (bias) {
-            left += load_floats(bias + first);
-            right += load_floats(bias + first + WIDTH);
+template <typename E>
+void gate_halves(const float* halves, E* out, long rows, long columns, long width) {
+    Gate<E> gate;
+#pragma omp parallel for schedule(static)
+    for (long row = 0; row < rows; ++row)
+        for (long first = 0; first < columns; first += WIDTH) {
+            const float* from = halves + row * width + 2 * first;
+            gate(out + row * columns + first, load_floats(from), load_floats(from + WIDTH), first,
+                 std::min(columns - first, WIDTH));
         }
-        store_some(to, left, count);
-        store_some(to + WIDTH, right, count - WIDTH);
-    }
-};
-
-struct Add {
-    static constexpr long columns = PANEL;
-    void operator()(float* to, f32x16 left, f32x16 right, long, long count) const {
-        if (count == PANEL) {
-            store_floats(to, load_floats(to) + left);
-            store_floats(to + WIDTH, load_floats(to + WIDTH) + right);
-        } else {
-            for (long i = 0; i < count; ++i) to[i] += i < WIDTH ? left[i] : right[i - WIDTH];
-        }
-    }
-};
-
-inline f32x16 gated(f32x16 gate, f32x16 up) {
-    f32x16 exponent = gate * -LOG2_E;
-    exponent = exponent > 126.0f ? splat(126.0f) : exponent;
-    return gate / (1.0f + power_of_two(exponent)) * up;
 }
-
-// silu(left) * right: the panel holds 16 columns of the gate, then the same 16 of the other factor
-template <typename Out>
-struct Gate {
-    static constexpr long columns = WIDTH;
-    void operator()(Out* to, f32x16 left, f32x16 right, long, long count) const {
-        store_some(to, gated(left, right), count);
-    }
-};
-
-template <int ROWS, typename E, typename Out, typename Then>
-inline void product_tile(const E* x, Panels<E>& panels, const E* ahead, long depth, Out* out,
-                         long stride, long first, long count, const Then& then) {
-    f32x16 total[ROWS][2] = {};
-    for (long k = 0, step = panels.step(); k < depth; k += step)
-        multiply<ROWS, 2>(total, x + k, depth, panels.at(k), PANEL * LANE<E>, step / LANE<E>,
-                          ahead);
-    for (int r = 0; r < ROWS; ++r)
-        then(out + r * stride + first, total[r][0], total[r][1], first, count);
-}
-
-constexpr long ROW_BLOCK = 128;  // rows of x that stay in the second-level cache
-
-// then(out[rows][columns], x[rows][depth] * weights). A number is summed in the same order whatever
-// the other rows are, so that it doesn't depend on them.
-template <typename E, typename Out, typename Then>
-void product(const E* x, const Panels<E>& weights, Out* out, long rows, long columns, long depth,
-             const Then& then) {
-    long count_panels = (columns + Then::columns - 1) / Then::columns;
-#pragma omp parallel
-    {
-        Panels<E> panels = weights;
-#pragma omp for collapse(2) schedule(static)
-        for (long block = 0; block < rows; block += ROW_BLOCK)
-            for (long index = 0; index < count_panels; ++index) {
-                long first = index * Then::columns;
-                long count = std::min(columns - first, Then::columns);
-                long row = block, end = std::min(rows, block + ROW_BLOCK);
-                panels.open(index, end - block > TILE_ROWS);
-                auto tile = [&]<int ROWS>() {
-                    const E* ahead = row + ROWS == end ? panels.next() : nullptr;
-                    product_tile<ROWS>(x + row * depth, panels, ahead, depth, out + row * columns,
-                                       columns, first, count, then);
-                };
-                for (; row + TILE_ROWS <= end; row += TILE_ROWS)
-                    tile.template operator()<TILE_ROWS>();
-                last_tile<TILE_ROWS - 1>(end - row, tile);
-            }
-    }
-}
-
-#if defined(WR_TILES)
-constexpr long TILED_ROWS = 256;  // rows of x that stay in the second-level cache
-
-// The same by tiles; `depth` fills whole ones.
-template <typename Out, typename Then>
-void tiled_product(const bf16* x, const Panels<bf16>& weights, Out* out, long rows, long columns,
-                   long depth, const Then& then) {
-    long count_panels = (columns + Then::columns - 1) / Then::columns;
-    long whole = rows / tiles::ROWS * tiles::ROWS;
-    static thread_local std::vector<bf16> kept;
-    kept.assign(tiles::ROWS * depth, bf16{0});
-    std::memcpy(kept.data(), x + whole * depth, (rows - whole) * depth * sizeof(bf16));
-    const bf16* last = kept.data();
-#pragma omp parallel
-    {
-        tiles::Configured configured;
-        Panels<bf16> panels = weights;
-        alignas(64) float sums[2 * tiles::ROWS * PANEL];
-#pragma omp for collapse(2) schedule(static)
-        for (long block = 0; block < rows; block += TILED_ROWS)
-            for (long index = 0; index < count_panels; ++index) {
-                long first = index * Then::columns;
-                long count = std::min(columns - first, Then::columns);
-                long end = std::min(rows, block + TILED_ROWS);
-                panels.open(index, end - block > 2 * tiles::ROWS);
-                auto write = [&](long row, long many) {
-                    for (long r = 0; r < many; ++r)
-                        then(out + (row + r) * columns + first, load_floats(sums + r * PANEL),
-                             load_floats(sums + r * PANEL + WIDTH), first, count);
-                };
-                const bf16* ahead = index + 1 < count_panels ? panels.next() : nullptr;
-                long row = block, full = std::min(whole, end);
-                for (; row + 2 * tiles::ROWS <= full; row += 2 * tiles::ROWS, ahead = nullptr) {
-                    tiles::multiply<2>(x + row * depth, depth, panels, depth, sums, PANEL, ahead);
-                    write(row, 2 * tiles::ROWS);
-                }
-                for (; row < end; row += tiles::ROWS, ahead = nullptr) {
-                    const bf16* from = row < whole ? x + row * depth : last;
-                    tiles::multiply<1>(from, depth, panels, depth, sums, PANEL, ahead);
-                    write(row, std::min(tiles::ROWS, end - row));
-                }
-            }
-    }
-}
-
-// The same for up to 16 rows and weights kept as blocks of Q.
-template <typename Q, typename Out, typename Then>
-void few_product(const bf16* x, const uint8_t* packed, Out* out, long rows, long columns,
-                    long depth, const Then& then) {
-    long count_panels = (columns + Then::columns - 1) / Then::columns;
-    static thread_local std::vector<float> x_sums;
-    x_sums.resize(std::max<size_t>(x_sums.size(), rows * depth / blocks::DEPTH));
-    few::sum_blocks(x, rows, depth, x_sums.data());
-    const float* all_sums = x_sums.data();
-#pragma omp parallel
-    {
-        tiles::Configured configured(rows);
-        few::Scratch scratch;
-        alignas(64) float totals[tiles::ROWS * PANEL];
-#pragma omp for schedule(static)
-        for (long index = 0; index < count_panels; ++index) {
-            const uint8_t* panel = packed + index * (depth / blocks::DEPTH) * Q::BYTES;
-            long first = index * Then::columns, count = std::min(columns - first, Then::columns);
-            few::multiply<Q>(x, all_sums, rows, panel, depth, scratch, totals);
-            for (long r = 0; r < rows; ++r)
-                then(out + r * columns + first, load_floats(totals + r * PANEL),
-                     load_floats(totals + r * PANEL + WIDTH), first, count);
-        }
-    }
-}
-#endif
 
 // Calls body with what becomes of a row, and with `out` as the numbers that takes.
 template <typename E, typename Body>
@@ -239,7 +89,7 @@ void with_then(int then, void* out, const float* bias, Body&& body) {
         case WRITE_FLOAT:
             return body((float*)out, Write<float>{bias});
         case ADD_FLOAT:
-            return body((float*)out, Add{});
+            return body((float*)out, Add<float>{});
         case GATE:
             return body((E*)out, Gate<E>{});
     }
@@ -318,6 +168,29 @@ int wr_tiles() {
 #else
     return 0;
 #endif
+}
+
+// out[rows][columns]: silu of 16 columns of `halves` times the 16 behind them, and so on; a row of
+// halves has `width` floats, whole panels.
+void wr_gate(const float* halves, void* out, long rows, long columns, long width, int is_bf16) {
+    if (is_bf16)
+        gate_halves(halves, (bf16*)out, rows, columns, width);
+    else
+        gate_halves(halves, (float*)out, rows, columns, width);
+}
+
+// out[rows][columns] += what each of `count` parts makes of its rows of x[rows][depth]; see thin.h.
+// kind: as of wr_product; `tiles` are used where `depth` fills them. floats: of what type out is,
+// else of that of x.
+void wr_add_thin(const void* x, void* out, const void* parts, const void* pairs, long count,
+                 long depth, long columns, int floats, int kind) {
+    enum { FLOAT, BF16, TILES };
+    thin::Group group{(const thin::Part*)parts, (const thin::Pair*)pairs, count, depth, columns};
+    if (kind == FLOAT)
+        return thin::add<float>((const float*)x, (float*)out, group, false);
+    if (floats)
+        return thin::add<bf16>((const bf16*)x, (float*)out, group, kind == TILES);
+    thin::add<bf16>((const bf16*)x, (bf16*)out, group, kind == TILES);
 }
 
 // kind: 0 float, 1 bfloat16, 2 bfloat16 by tiles (depth a multiple of 32).

@@ -12,7 +12,17 @@ KERNELS = NativeSource(
     name="kernels",
     folder=Path(__file__).parent,
     sources=("layers.cpp", "attention.cpp"),
-    headers=("vec.h", "blocks.h", "tiles.h", "few.h", "transpose.h", "softmax.h", "single.h"),
+    headers=(
+        "vec.h",
+        "blocks.h",
+        "tiles.h",
+        "few.h",
+        "products.h",
+        "thin.h",
+        "transpose.h",
+        "softmax.h",
+        "single.h",
+    ),
     flags=("-fopenmp",),
 )
 
@@ -28,6 +38,8 @@ def load_library() -> ctypes.CDLL:
         "wr_pack_blocks": [pointer] * 2 + [long] * 2 + [flag] * 2,
         "wr_columns": [pointer] * 3 + [long] * 2 + [flag] * 2,
         "wr_product": [pointer] * 4 + [long] * 3 + [flag] * 3,
+        "wr_gate": [pointer] * 2 + [long] * 3 + [flag],
+        "wr_add_thin": [pointer] * 4 + [long] * 3 + [flag] * 2,
         "wr_attend": [pointer] * 7 + [long] * 7 + [flag],
     }
     library = declare(load_object(KERNELS), signatures)

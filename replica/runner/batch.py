@@ -1,7 +1,7 @@
 """From a plan to the tensors of one forward pass. Plain numpy on the host, then one copy each.
 
-Rows with one new token come first, so that a backend may treat them as one dense batch, and rows of
-one adapter side by side; `order` leads back to the plan's rows.
+Rows with one new token come first, so that a backend may treat them as one dense batch. Rows of one
+adapter lie side by side, and so do all that have one; `order` leads back to the plan's rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replica.lora.apply import Parts, Span
+from replica.lora.apply import Span
 from replica.lora.weights import AdapterWeights
 from replica.sched.plan import PlanRow
 
@@ -53,10 +53,6 @@ class ForwardBatch:
         """How many rows there are; known on the host."""
         return len(self.host_contexts)
 
-    def parts(self, layer: int) -> Parts:
-        """What adapters add in one layer."""
-        return [(span.tokens, span.adapter.layers[layer]) for span in self.spans]
-
     def last_only(self) -> ForwardBatch:
         """The same rows, each reduced to its last token."""
         starts = torch.arange(self.rows + 1, dtype=torch.int32)
@@ -71,14 +67,18 @@ class ForwardBatch:
             host_starts=starts,
             host_contexts=self.host_contexts,
             last=on_device[:-1].long(),
-            spans=tuple(span._replace(tokens=span.rows) for span in self.spans),
         )
 
 
 def row_order(rows: Sequence[PlanRow]) -> list[int]:
-    """Indices of the plan's rows in batch order: single tokens first, then by adapter, none first,
-    else as planned."""
-    return sorted(range(len(rows)), key=lambda at: (len(rows[at].token_ids) > 1, rows[at].adapter))
+    """Indices of the plan's rows in batch order: single tokens first, those with an adapter at
+    their end; then the others, those with one at their begin; by adapter, else as planned."""
+
+    def place(at: int) -> tuple[bool, bool, str]:
+        long, adapter = len(rows[at].token_ids) > 1, rows[at].adapter
+        return long, long != bool(adapter), adapter
+
+    return sorted(range(len(rows)), key=place)
 
 
 def _spans(

@@ -30,6 +30,10 @@ SCAN_REQUESTS = 64
 MAX_SCAN_REQUESTS = 1_024
 """Those included."""
 
+MAX_FOUND_BLOCKS = 2_048
+"""Once those whom a step starts have found so many cached blocks, the others wait for the next one:
+each block takes its time. Whoever comes first is started, however many it finds."""
+
 ASK_AGAIN_S = 0.5
 """So long at most the first one is left alone where nothing has changed that the planner sees."""
 
@@ -40,7 +44,8 @@ class Draft:
     `ahead`: another plan is in flight. Then nobody is preempted, for that would free nothing now;
     `starved` says that somebody would have to be. `displaced`: somebody was, for one that waited;
     the next one has to wait for the next step. `unloaded`: who was found to wait for a load.
-    `standing`: who has a seat, until somebody loses one.
+    `found_blocks`: what those that it starts found in the cache. `standing`: who has a seat, until
+    somebody loses one.
     """
 
     def __init__(self, ahead: bool) -> None:
@@ -50,7 +55,7 @@ class Draft:
         self.ahead = ahead
         self.starved = False
         self.displaced = False
-        self.unloaded = 0
+        self.unloaded = self.found_blocks = 0
         self.standing: Standing | None = None
 
     def add(self, request: Request, row: PlanRow) -> None:
@@ -239,6 +244,9 @@ class Planner:
                 self.later["adapter"] += 1
                 self.short_of_places = adapters.starves
                 continue
+            if draft.found_blocks >= MAX_FOUND_BLOCKS:
+                self.later["step"] += 1
+                return
             left -= 1
             if self._follows(request, draft):
                 self.later["cold_prefix"] += 1
@@ -324,6 +332,7 @@ class Planner:
             if isinstance(answer, Granted):
                 self._start(request, lease, now_s)
                 self._standing(draft).add(request)
+                draft.found_blocks += len(lease)
         return answer
 
     def _lets_pass(self, request: Request, draft: Draft, hit_blocks: int) -> bool:

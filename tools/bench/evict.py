@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from kvstore.identity import chain
@@ -50,12 +50,12 @@ class Adaptive:
         (self._protected if node.reused else self._probation).push(node)
         while len(self._protected) > self._protected_blocks:
             oldest = self._protected.first()
-            self._protected.remove(oldest)
+            self._protected.remove((oldest,))
             self._probation.push(oldest)
 
-    def remove(self, node: Node) -> None:
+    def remove(self, nodes: Iterable[Node]) -> None:
         """See EvictionOrder."""
-        (self._probation if node in self._probation else self._protected).remove(node)
+        self._protected.remove(self._probation.discard(nodes))
 
     def first(self) -> Node:
         """See EvictionOrder."""
@@ -101,7 +101,7 @@ class Cache:
             if node is None:
                 break
             node.reused = True
-            self._order.remove(node)
+            self._order.remove((node,))
             path.append(node)
         hits = len(path)
         for key in keys[hits : self._total_blocks]:
@@ -118,7 +118,7 @@ class Cache:
 
     def _evict(self) -> None:
         node = self._order.first()
-        self._order.remove(node)
+        self._order.remove((node,))
         del self._nodes[node.key]
         if isinstance(self._order, Adaptive):
             self._order.evicted(node)

@@ -11,6 +11,7 @@ import json
 import statistics
 import sys
 import time
+from array import array
 from dataclasses import asdict
 from functools import partial
 
@@ -32,13 +33,26 @@ BLOCK_TOKENS = 16
 _KEY = b"bench" * 4
 
 
+NEW_TOKENS = 40
+"""Of a prompt, behind a prefix that others have too."""
+
+SHORT_TOKENS = 24
+"""Answers to such prompts: in every step somebody ends, and somebody starts."""
+
+
 def request_of(child: int, prompt_tokens: int, max_tokens: int) -> EngineRequest:
     """A child whose prompt nobody else has."""
     prompt = tuple((child * 7919 + place) % 49_152 for place in range(prompt_tokens))
+    return _request(child, prompt, KeyChain(b"", child.to_bytes(16, "little")), max_tokens)
+
+
+def _request(
+    child: int, prompt: tuple[int, ...], chain: KeyChain, max_tokens: int
+) -> EngineRequest:
     return EngineRequest(
         child=ChildId(child),
         prompt=prompt,
-        chain=KeyChain(b"", child.to_bytes(16, "little")),
+        chain=chain,
         params=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
         seed=0,
         eos_ids=frozenset({2}),
@@ -85,12 +99,54 @@ def measure(rows: int, context: int, waiting: int, steps: int) -> list[tuple[flo
     return [timed_step(scheduler) for _ in range(steps)]
 
 
+def _chain_of(prompt: tuple[int, ...]) -> KeyChain:
+    """The keys of its full blocks."""
+    keys, last = [], b"root"
+    for first in range(0, len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS, BLOCK_TOKENS):
+        tokens = array("I", prompt[first : first + BLOCK_TOKENS]).tobytes()
+        keys.append(last := block_key(_KEY, last, tokens))
+    return KeyChain(b"".join(keys), last)
+
+
+def measure_shared(
+    rows: int, prefix: int, prefixes: int, waiting: int, steps: int
+) -> list[tuple[float, float]]:
+    """Steps of `rows` short answers, with `waiting` more in the queue; all their prompts begin with
+    one of `prefixes` prefixes of `prefix` tokens each, which are computed by then."""
+    heads = [request_of(head, prefix, 1).prompt for head in range(prefixes)]
+    limits = Limits(
+        total_blocks=2 * (prefixes * prefix + rows * 256) // BLOCK_TOKENS,
+        block_tokens=BLOCK_TOKENS,
+        context_tokens=1 << 20,
+        max_running=rows,
+        max_step_tokens=4_096,
+        max_waiting_tokens=1 << 40,
+    )
+    scheduler = Scheduler(limits, next_key=partial(block_key, _KEY))
+    chains = [_chain_of(head) for head in heads]
+
+    def add(child: int, max_tokens: int) -> None:
+        head, chain = heads[child % prefixes], chains[child % prefixes]
+        tail = tuple((child * 7919 + place) % 49_152 for place in range(NEW_TOKENS))
+        scheduler.add(_request(child, head + tail, chain, max_tokens))
+
+    for child in range(prefixes):
+        add(child, 1)
+    while scheduler.runnable:
+        timed_step(scheduler)
+    for child in range(prefixes, prefixes + waiting + rows + steps):
+        # Those that start together don't all end together.
+        add(child, 1 + child % SHORT_TOKENS if child < prefixes + rows else SHORT_TOKENS)
+    return [timed_step(scheduler) for _ in range(steps)]
+
+
 def costs(samples: list[tuple[float, float]]) -> dict[str, dict[str, float]]:
-    """Median and p99 in microseconds."""
+    """Median, p99 and most in microseconds."""
     return {
         name: {
             "p50_us": statistics.median(values),
             "p99_us": statistics.quantiles(values, n=100)[98],
+            "max_us": max(values),
         }
         for name, values in zip(("plan", "commit"), zip(*samples, strict=True), strict=True)
     }
@@ -116,12 +172,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="warmroute bench sched", description=__doc__)
     for name, default in (("rows", 32), ("context", 2_000), ("waiting", 200), ("steps", 400)):
         parser.add_argument(f"--{name}", type=positive, default=default)
+    parser.add_argument(
+        "--shared",
+        type=positive,
+        metavar="TOKENS",
+        help="prompts have prefixes of so many in common",
+    )
+    parser.add_argument("--prefixes", type=positive, default=8, help="different ones of them")
     parser.add_argument("--chunking", action="store_true", help="also with the real model")
     parser.add_argument("--overlap", action="store_true", help="what planning ahead brings")
     parser.add_argument("--itl-target-ms", type=factor, default=200.0)
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
     flags = parser.parse_args(arguments)
-    found = costs(measure(flags.rows, flags.context, flags.waiting, flags.steps))
+    if flags.shared:
+        shape = flags.rows, flags.shared, flags.prefixes, flags.waiting, flags.steps
+        found = costs(measure_shared(*shape))
+    else:
+        found = costs(measure(flags.rows, flags.context, flags.waiting, flags.steps))
     if flags.chunking or flags.overlap:
         found |= on_the_model(flags)
     for name, values in found.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,13 @@ from torch import Tensor
 
 from configs.model.adapter import MODULES, AdapterFile, held_numbers
 from configs.model.shape import ModelShape
+from replica.attention.base import HeadShape, PagedAttention
+from replica.attention.cpu_native import NativePagedAttention
+from replica.attention.torch_paged import TorchPagedAttention
+from replica.lora.apply import FEW_TOKENS
 from replica.lora.weights import AdapterWeights, DeltaBuilder
 from replica.models.kernels import Kernels
+from replica.native.library import load_library
 from replica.runner.batch import PlanError, build_batch, row_order
 from replica.sched.plan import ChildId, PlanRow
 from tests.fakes.adapters import MergedWeights, write_adapter
@@ -45,6 +52,7 @@ class Bench:
         shape: ModelShape,
         kernels: Kernels,
         dtype: torch.dtype = torch.float32,
+        attention: Callable[[HeadShape], PagedAttention] = TorchPagedAttention,
     ) -> None:
         self.shape = shape
         source = RandomWeights(shape)
@@ -55,7 +63,7 @@ class Bench:
             file = AdapterFile(write_adapter(folder / name, shape, size=0.5, **settings), shape)
             self.sources[name] = MergedWeights(source, file)
             self.adapters[name] = builder.build(name, file)
-        self.model, self.pool = plain_llama(source, shape, 64, BLOCK, kernels, dtype)
+        self.model, self.pool = plain_llama(source, shape, 64, BLOCK, kernels, dtype, attention)
 
     def forward(self, rows: list[PlanRow], every: bool = False) -> list[Tensor]:
         """Logits of the rows as given: of each one's last token, or of `every` token."""
@@ -124,11 +132,37 @@ def test_sizes_that_fill_no_panel(tmp_path: Path, kernels: str) -> None:
         close(found[at], bench.wanted(name, tokens_of(at, (9, 4, 1)[at]))[-1:])
 
 
-def test_rows_without_an_adapter_are_those_of_a_batch_without_any(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, small_shape(), kernels_of("native"))
-    (alone,) = bench.forward([row(0, "", 0, 9)])
-    beside = bench.forward([row(1, "all", 0, 9), row(0, "", 0, 9), row(2, "attention", 0, 3)])
-    assert torch.equal(beside[1], alone)
+@pytest.mark.parametrize("kernels", [*KERNELS, "native by tiles"])
+def test_more_tokens_than_are_gated_together(tmp_path: Path, kernels: str) -> None:
+    """Single tokens without an adapter before those with one, and prompts without one behind."""
+    bench = Bench(tmp_path, small_shape(), kernels_of(kernels))
+    names = ["", "all", "attention", "", "v and up", ""]
+    bench.forward([row(at, names[at], 0, 8) for at in range(3)])
+    spans = [(8, 9), (8, 9), (8, 9), (0, 28), (0, 25), (0, 20)]
+    rows = [row(at, names[at], *span) for at, span in enumerate(spans)]
+    assert sum(len(each.token_ids) for each in rows) > FEW_TOKENS
+    for at, found in enumerate(bench.forward(rows)):
+        close(found, bench.wanted(names[at], tokens_of(at, spans[at][1]))[-1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernels", ["native", "native by tiles"])
+def test_a_row_has_the_same_bits_alone_and_beside_any_others(
+    tmp_path: Path, kernels: str, dtype: torch.dtype
+) -> None:
+    attention = partial(NativePagedAttention, library=load_library(), tiles="tiles" in kernels)
+    bench = Bench(tmp_path, small_shape(), kernels_of(kernels), dtype, attention)
+    names = ["all", "", "attention", "all", "", "v and up", "attention", ""]
+    ends = [9, 12, 3, 9, 30, 5, 26, 20]
+    rows = [row(at, name, 0, ends[at]) for at, name in enumerate(names)]
+    more = [row(at, name, ends[at], ends[at] + 1) for at, name in enumerate(names)]
+    alone = [bench.forward([each])[0] for each in (*rows, *more)]
+    for order in (rows, rows[::-1], rows[3:6]):
+        for each, found in zip(order, bench.forward(order), strict=True):
+            assert torch.equal(found, alone[each.child])
+    mixed = [*more[2:5], *rows[5:], *more[:2]]
+    for each, found in zip(mixed, bench.forward(mixed), strict=True):
+        assert torch.equal(found, alone[each.child + len(rows) * (each.start > 0)])
 
 
 def test_an_adapter_that_is_not_in_memory_is_a_broken_plan(tmp_path: Path) -> None:

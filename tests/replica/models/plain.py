@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from configs.model.shape import ModelShape
 from configs.model.weights import Weights
-from replica.attention.base import HeadShape
+from replica.attention.base import HeadShape, PagedAttention
 from replica.attention.torch_paged import TorchPagedAttention
 from replica.models.kernels import Kernels
 from replica.models.llama import Llama
@@ -25,13 +27,14 @@ def plain_llama(
     block_tokens: int,
     kernels: Kernels | None = None,
     dtype: torch.dtype = torch.float32,
+    attention: Callable[[HeadShape], PagedAttention] = TorchPagedAttention,
 ) -> tuple[Llama, KVPool]:
-    """Plain torch, unless `kernels` are given; so many blocks besides the one for padding."""
+    """Plain torch, unless `kernels` or `attention` are given; so many blocks besides the one for padding."""
     kernels = kernels or TorchKernels(shape.rms_eps)
     model = Llama(
         load_llama(source, kernels, dtype, CPU),
         RopeTable.build(shape.context_tokens, shape.head_dim, shape.rope_theta, CPU),
-        TorchPagedAttention(HeadShape(shape.heads, shape.kv_heads, shape.head_dim)),
+        attention(HeadShape(shape.heads, shape.kv_heads, shape.head_dim)),
         kernels,
     )
     pool = KVPool(

@@ -73,7 +73,10 @@ def test_gated_products(name: str, depth: int, columns: int, dtype: torch.dtype)
         halves = x.double() @ gate.double().T, x.double() @ up.double().T
         found = gated.halves(x)
         close(found, x.double() @ beside.double().T, dtype)
-        torch.testing.assert_close(gated.gate(found, dtype), gated(x), atol=0.1, rtol=0.02)
+        if name == "torch" or depth % 2:
+            torch.testing.assert_close(gated.gate(found, dtype), gated(x), atol=0.1, rtol=0.02)
+        else:
+            assert torch.equal(gated.gate(found, dtype), gated(x))
         wanted = silu(halves[0]) * halves[1]
         found = gated(x)
         assert found.dtype == dtype
