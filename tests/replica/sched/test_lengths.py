@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from replica.sched.ledger import HORIZON_TOKENS
 from replica.sched.lengths import ENOUGH, KEPT, MAX_TENANTS, MOST_QUANTILE, OutputLengths
 from replica.sched.request import Request
@@ -100,4 +103,38 @@ def test_some_blocks_stay_free_when_a_newcomer_comes_beside_others() -> None:
     assert bench.scheduler.planner.later["headroom"] == 1
     assert len(bench.scheduler.table.running) == 1
     bench.run()
+    bench.assert_right()
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 40)), min_size=2, max_size=12),
+    st.integers(24, 60),
+)
+def test_what_is_known_to_come_is_reserved_to_the_token(
+    sizes: list[tuple[int, int]], blocks: int
+) -> None:
+    """Answers of known length: whoever is let in is never put out again, whatever the mix."""
+    bench = Bench(blocks, 4, max_step_tokens=64)
+    for seed, (prompt, answer) in enumerate(sizes):
+        bench.add(tokens_of(seed, prompt), sampling(answer, ignore_eos=True))
+        if seed % 3 == 0:
+            bench.step()
+    bench.run()
+    assert bench.scheduler.lifecycle.preemptions == 0
+    bench.assert_right()
+
+
+def test_who_ends_soon_makes_room_for_who_goes_on() -> None:
+    """The most that is needed at any moment, not the sum of what each needs at its end."""
+    bench = Bench(32, 4, max_step_tokens=64)
+    sizes = [(36, 4), (40, 4), (4, 60)]
+    assert sum(bench.limits.blocks(prompt + answer) for prompt, answer in sizes) > 32
+    for seed, (prompt, answer) in enumerate(sizes):
+        bench.add(tokens_of(seed, prompt), sampling(answer, ignore_eos=True))
+    for _ in range(3):
+        bench.step()
+    assert len(bench.scheduler.table.running) == 3
+    bench.run()
+    assert bench.scheduler.lifecycle.preemptions == 0
     bench.assert_right()
