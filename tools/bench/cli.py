@@ -21,6 +21,7 @@ BENCHES = {
     ),
     "kv": ("tools.bench.kv.command", "tiers of the KV store beside plain copies of the bytes"),
     "live": ("tools.bench.live.command", "live servers in turn: ours, peers, any OpenAI URL"),
+    "lora": ("tools.bench.lora", "what adapters cost a decode step"),
     "sched": ("tools.bench.sched", "what plan and commit cost, and long prompts those who decode"),
     "orders": ("tools.bench.orders.command", "orders of service side by side on one replica"),
     "router": ("tools.bench.router", "the router's choice: time, memory, errors"),
