@@ -22,7 +22,7 @@ MAX_QUOTAS = 4_096
 """Tenants with a share of their own that are remembered; the others have the usual one."""
 
 
-_reused, _tenant = attrgetter("reused"), attrgetter("tenant")
+_tenant = attrgetter("tenant")
 
 
 class IdleNodes:
@@ -69,12 +69,8 @@ class IdleNodes:
     def use(self, nodes: Sequence[Node], tenant: str, again: bool = False) -> None:
         """A request of `tenant` uses `nodes`, which are not idle now; `again`: it did before, so
         that this is no reuse."""
-        if not (again or all(map(_reused, nodes))):
-            for node in nodes:
-                node.reused = True
-        if {tenant, NOBODY}.issuperset(map(_tenant, nodes)):
-            return
         for node in nodes:
+            node.reused = node.reused or not again
             if tenant != node.tenant and node.tenant != NOBODY:
                 self._count(node.tenant, -1)
                 node.tenant = NOBODY

@@ -86,18 +86,16 @@ class BlockPool:
     def share(self, blocks: Sequence[int]) -> list[int]:
         """One more reader of each of these published blocks; the places of those that had none."""
         refs, states, cached, leased = self._refs, self._states, _CACHED, _LEASED
-        counts = list(map(refs.__getitem__, blocks))
-        idle = [place for place, count in enumerate(counts) if not count] if 0 in counts else []
+        idle = [place for place, block in enumerate(blocks) if not refs[block]]
         for place in idle:
             if states[blocks[place]] != cached:
                 self._expect(blocks[place], BlockState.CACHED)
             states[blocks[place]] = leased
         self._counts[cached] -= len(idle)
         self._counts[leased] += len(idle)
-        if bytes(map(states.__getitem__, blocks)).count(leased) != len(blocks):
-            for block in blocks:
-                self._expect(block, BlockState.LEASED)
         for block in blocks:
+            if states[block] != leased:
+                self._expect(block, BlockState.LEASED)
             refs[block] += 1
         return idle
 

@@ -10,9 +10,7 @@ reader leaves. The journal hears of a node's first copy and of the loss of its l
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Protocol
 
 from configs.schema import Eviction
@@ -21,8 +19,6 @@ from replica.cache.idle import IdleNodes
 from replica.cache.journal import Journal
 from replica.cache.node import Node
 from replica.cache.pool import BlockPool, BlockState
-
-_parent, _tokens = attrgetter("parent"), attrgetter("tokens")
 
 
 class CacheWatcher(Protocol):
@@ -208,23 +204,6 @@ class PrefixCache:
         return self._idle
 
     def _match(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> list[Node]:
-        """A block is resident only if those before it are. So their number is found by halving, and
-        what is there is compared as one piece: hardly any Python code runs per block. Only where
-        that doesn't hold together, since keys collide, it is looked at block by block."""
-        nodes, most = self._nodes, min(limit, len(keys))
-        count = bisect_left(range(most), True, key=lambda at: keys[at] not in nodes)
-        found = [node for node in map(nodes.get, keys[:count]) if node is not None]
-        if len(found) == count and self._chained(found, tokens):
-            return found
-        return self._walk(keys, tokens, most)
-
-    def _chained(self, found: list[Node], tokens: bytes) -> bool:
-        """Whether each hangs on the one before, and they hold these tokens."""
-        if list(map(_parent, found)) != [None, *found][: len(found)]:
-            return False
-        return b"".join(map(_tokens, found)) == tokens[: len(found) * self.block_bytes]
-
-    def _walk(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> list[Node]:
         found: list[Node] = []
         parent: Node | None = None
         nodes, width, start = self._nodes, self.block_bytes, 0

@@ -30,9 +30,9 @@ SCAN_REQUESTS = 64
 MAX_SCAN_REQUESTS = 1_024
 """Those included."""
 
-MAX_FOUND_BLOCKS = 2_048
-"""Once those whom a step starts have found so many cached blocks, the others wait for the next one:
-each block takes its time. Whoever comes first is started, however many it finds."""
+MAX_FOUND_BLOCKS = 1_024
+"""So many cached blocks those whom one step starts find together, as far as can be foreseen: each
+takes about a microsecond. Whoever comes first is started, however many it finds."""
 
 ASK_AGAIN_S = 0.5
 """So long at most the first one is left alone where nothing has changed that the planner sees."""
@@ -244,7 +244,7 @@ class Planner:
                 self.later["adapter"] += 1
                 self.short_of_places = adapters.starves
                 continue
-            if draft.found_blocks >= MAX_FOUND_BLOCKS:
+            if draft.found_blocks and self._finds_too_many(request, draft):
                 self.later["step"] += 1
                 return
             left -= 1
@@ -252,6 +252,10 @@ class Planner:
                 self.later["cold_prefix"] += 1
             elif not self._try_admit(request, draft, now_s):
                 return
+
+    def _finds_too_many(self, request: Request, draft: Draft) -> bool:
+        expected = request.expected_hit // self._limits.block_tokens
+        return draft.found_blocks + expected > MAX_FOUND_BLOCKS
 
     def _standing(self, draft: Draft) -> Standing:
         if draft.standing is None:
