@@ -13,11 +13,12 @@ from collections import Counter
 from replica.cache.prefix import Lease, PrefixCache
 from replica.sched.chunks import ChunkBudget, shortest_first
 from replica.sched.displace import Displacement
+from replica.sched.draft import Draft
 from replica.sched.ledger import Answer, Granted, Later, Ledger, Never
 from replica.sched.lifecycle import Lifecycle
 from replica.sched.loading import Loading
 from replica.sched.order import Policy
-from replica.sched.plan import ChildId, ExecutionPlan, PlanId, PlanRow
+from replica.sched.plan import ExecutionPlan, PlanId, PlanRow
 from replica.sched.request import Request, State
 from replica.sched.seats import Seats
 from replica.sched.standing import Blocked, Standing
@@ -30,38 +31,8 @@ SCAN_REQUESTS = 64
 MAX_SCAN_REQUESTS = 1_024
 """Those included."""
 
-MAX_FOUND_BLOCKS = 1_024
-"""So many cached blocks those whom one step starts find together, as far as can be foreseen: each
-takes about a microsecond. Whoever comes first is started, however many it finds."""
-
 ASK_AGAIN_S = 0.5
 """So long at most the first one is left alone where nothing has changed that the planner sees."""
-
-
-class Draft:
-    """The plan in the making: its rows, and how many tokens each request may compute in it.
-
-    `ahead`: another plan is in flight. Then nobody is preempted, for that would free nothing now;
-    `starved` says that somebody would have to be. `displaced`: somebody was, for one that waited;
-    the next one has to wait for the next step. `unloaded`: who was found to wait for a load.
-    `found_blocks`: what those that it starts found in the cache. `standing`: who has a seat, until
-    somebody loses one.
-    """
-
-    def __init__(self, ahead: bool) -> None:
-        self.rows: list[PlanRow] = []
-        self.requests: list[Request] = []
-        self.quotas: dict[ChildId, int] = {}
-        self.ahead = ahead
-        self.starved = False
-        self.displaced = False
-        self.unloaded = self.found_blocks = 0
-        self.standing: Standing | None = None
-
-    def add(self, request: Request, row: PlanRow) -> None:
-        """One more row."""
-        self.rows.append(row)
-        self.requests.append(request)
 
 
 class Planner:
@@ -244,7 +215,7 @@ class Planner:
                 self.later["adapter"] += 1
                 self.short_of_places = adapters.starves
                 continue
-            if draft.found_blocks and self._finds_too_many(request, draft):
+            if draft.finds_too_many(request.expected_hit // self._limits.block_tokens):
                 self.later["step"] += 1
                 return
             left -= 1
@@ -252,10 +223,6 @@ class Planner:
                 self.later["cold_prefix"] += 1
             elif not self._try_admit(request, draft, now_s):
                 return
-
-    def _finds_too_many(self, request: Request, draft: Draft) -> bool:
-        expected = request.expected_hit // self._limits.block_tokens
-        return draft.found_blocks + expected > MAX_FOUND_BLOCKS
 
     def _standing(self, draft: Draft) -> Standing:
         if draft.standing is None:

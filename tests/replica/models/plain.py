@@ -29,7 +29,7 @@ def plain_llama(
     dtype: torch.dtype = torch.float32,
     attention: Callable[[HeadShape], PagedAttention] = TorchPagedAttention,
 ) -> tuple[Llama, KVPool]:
-    """Plain torch, unless `kernels` or `attention` are given; so many blocks besides the one for padding."""
+    """Plain torch, unless others are given; so many blocks besides the one for padding."""
     kernels = kernels or TorchKernels(shape.rms_eps)
     model = Llama(
         load_llama(source, kernels, dtype, CPU),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replica.sched.planner import MAX_FOUND_BLOCKS
+from replica.sched.draft import MAX_FOUND_BLOCKS
 from tests.replica.sched.rig import (
     Bench,
     NextKey,
