@@ -23,7 +23,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(VENV)/bin/python -m tools.fetch
 	@echo "setup: native kernels"
 	@$(VENV)/bin/python -m replica.native.library
-	@$(VENV)/bin/python -m kvstore.chainhash && $(VENV)/bin/python -m router.locality.planes && $(VENV)/bin/python -m router.choice.pricer && $(VENV)/bin/python -m router.dispatch.chutes && $(VENV)/bin/python -m router.openai.quotes
+	@for each in kvstore.chainhash router.locality.planes router.choice.pricer router.dispatch.chutes \
+	    router.openai.quotes; do $(VENV)/bin/python -m $$each || exit 1; done
 	@touch $@
 	@echo "setup: done; make up starts a cluster"
 

@@ -13,7 +13,7 @@ from events.errors import WireError
 from events.output import CoreDelta, CoreFinish, StepFrame, TokenLogprob, Usage
 from events.session import Ack
 from events.wire import decode_delta, decode_replica_frame, encode
-from router.dispatch.chutes import Channel, Chutes
+from router.dispatch.chutes import SETTLE_TURNS, Channel, Chutes
 from router.openai.stream import to_json
 from router.telemetry.histogram import Histogram
 
@@ -75,9 +75,13 @@ class Opened:
         for stream in self.streams:
             assert self.chutes.open(stream, stream.channel()) is not None
 
+    def settle(self) -> None:
+        for _ in range(SETTLE_TURNS):
+            self.chutes.settle()
+
     def rest(self, frame: bytes) -> list[CoreDelta] | None:
         cast = self.chutes.cast(frame, 7.0)
-        self.chutes.settle()
+        self.settle()
         return None if cast is None else [decode_delta(frame[at:end]) for at, end in cast[1]]
 
 
