@@ -98,7 +98,7 @@ class RouterBrain:
         )
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._dispatch_seq = 0
-        self._tended_s = -math.inf
+        self._tend_at_s = -math.inf
         self._output_tokens = FIRST_OUTPUT_GUESS_TOKENS
         self._on_decision = on_decision
         self._on_outcome = on_outcome
@@ -116,20 +116,22 @@ class RouterBrain:
     def decide(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """Filter, score, choose, reserve."""
         now_s = self._clock()
-        self._tend(now_s)
+        if now_s >= self._tend_at_s:
+            self._tend(now_s)
         field, pick = self._choose(query, now_s)
         if isinstance(pick, NoReplica):
             return pick
-        scored = field.scored(pick.candidate.replica)
+        scored = field.scored(pick.replica)
         self._dispatch_seq += 1
         decision_id = f"{self.rng.getrandbits(64):016x}"
         decision = self._decision(
             query, field, pick, scored, decision_id, self._dispatch_seq, now_s
         )
-        self._policy.placed(query, field.candidates, pick)
+        self._policy.placed(query, field, pick)
         self._reserve(decision, query, scored, now_s)
         self.decisions.add(decision)
-        self.shadow.watch(query, field, decision)
+        if self.shadow.on:
+            self.shadow.watch(query, field, decision)
         if self._on_decision is not None:
             self._on_decision(decision)
         return decision
@@ -138,8 +140,9 @@ class RouterBrain:
         """What each replica that could take it would cost now; empty where none can. Use it before
         anything else is asked."""
         now_s = self._clock()
-        self._tend(now_s)
-        return self._scorer.survey(query, self._output_tokens, now_s).candidates
+        if now_s >= self._tend_at_s:
+            self._tend(now_s)
+        return self._scorer.survey(query, self._output_tokens, now_s)
 
     def helpers(self, pool: str) -> list[Member]:
         """Those that compute prompts, and answer all the same now."""
@@ -148,11 +151,12 @@ class RouterBrain:
     def explain(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """What `decide` would say now; nothing is reserved or remembered."""
         now_s = self._clock()
-        self._tend(now_s)
+        if now_s >= self._tend_at_s:
+            self._tend(now_s)
         field, pick = self._choose(query, now_s)
         if isinstance(pick, NoReplica):
             return pick
-        scored = field.scored(pick.candidate.replica)
+        scored = field.scored(pick.replica)
         return self._decision(query, field, pick, scored, "", 0, now_s)
 
     @property
@@ -237,10 +241,11 @@ class RouterBrain:
         field = self._scorer.survey(query, self._output_tokens, now_s)
         if not len(field):
             return field, self._nobody(query, field, now_s)
-        late = too_late(query, field)
-        if late is not None:
-            return field, late
-        return field, self._policy.pick(query, field.candidates, self.rng)
+        if query.ttft_deadline_ms is not None:
+            late = too_late(query.ttft_deadline_ms, field)
+            if late is not None:
+                return field, late
+        return field, self._policy.pick(query, field, self.rng)
 
     def _nobody(self, query: RouteQuery, field: Field, now_s: float) -> NoReplica:
         """Why nobody can take it, and when asking again may help."""
@@ -275,22 +280,22 @@ class RouterBrain:
             request_id=query.request_id,
             tenant=query.tenant,
             policy=self._policy.name,
-            replica=pick.candidate.replica,
+            replica=pick.replica,
             dispatch_seq=dispatch_seq,
             attempt=query.attempt,
             prompt_tokens=query.prompt_tokens,
             predicted_cached_tokens=scored.cached_tokens,
             predicted_ttft_ms=scored.ttft_ms,
             reason=reason(query, pick),
-            candidates=field.shown(pick.candidate.replica),
+            candidates=field.shown(pick.replica),
             decided_us=1e6 * (self._clock() - now_s),
             wall_time_ms=int(1e3 * time.time()),
             router=self._config.id,
-            queued_tokens=pick.candidate.queued_prefill_tokens,
+            queued_tokens=scored.queued_tokens,
             matched_tokens=scored.digest_blocks * query.block_tokens,
             usable_tokens=scored.usable_tokens,
-            shared_blocks=field.candidates.longest_blocks,
-            forced_off=forced_off(field.candidates, pick),
+            shared_blocks=field.longest_blocks,
+            forced_off=forced_off(field, pick.replica, scored.overlap_blocks),
             fit_replicas=len(field),
             hand_off=hand_off.verdict,
             prefilled_by=hand_off.prefill if hand_off.blocks else "",
@@ -374,9 +379,7 @@ class RouterBrain:
 
     def _tend(self, now_s: float) -> None:
         """What comes with time, at most every so often: it need not be exact."""
-        if now_s < self._tended_s + TEND_EVERY_S:
-            return
-        self._tended_s = now_s
+        self._tend_at_s = now_s + TEND_EVERY_S
         self.fleet.check()
         self.ledger.expire(now_s)
         self.optimistic.expire(now_s)

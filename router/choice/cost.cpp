@@ -2,33 +2,10 @@
 // terms mean. The order of the operations is the same in both, so that the results are equal.
 
 #include <cmath>
-#include <cstdint>
+
+#include "cost.hpp"
 
 namespace {
-
-struct Row {
-    double context_limit, total_blocks, barred, admits_from_s, load_at_s, digest_at_s, unknown,
-        trust, a, b, c, base, per_row, per_context, step_tokens, max_running, failures, unreported,
-        backlog_ms, cached_blocks, prompts_seen, prompts_cached, busy, requests, rows, context_tokens,
-        unseen_prefill_ms, queued_tokens, free_blocks, prefills_ms[7];
-};
-
-struct Ask {
-    double now_s, prompt_tokens, output_tokens, block_tokens, deadline_ms, unheard_s, min_match;
-};
-
-struct Weights {
-    double own_decode, harm, busy, crowd, max_occupancy, lateness, suspect_ms,
-        max_ageing_ms, fresh_s, half_life_s, min_idle, some_ms, fetch_margin, reuse_guess, reuse_tokens;
-};
-
-// What lies in tiers below the devices: leading blocks by tier and replica, and how fast each gives
-// them, by replica and tier.
-struct Below {
-    const int32_t *depths;
-    const double *speeds;
-    long tiers, n;
-};
 
 double above(double low, double x) { return x > low ? x : low; }
 double below(double high, double x) { return x < high ? x : high; }
@@ -62,14 +39,14 @@ Ahead ahead_of(const Row &r, double own_ms, const Weights &w) {
 }
 
 // Runs that are fetched move `reach` on.
-double transfer_ms(const Row &r, const Ask &ask, const Weights &weights, const Below &below_, long i,
+double transfer_ms(const Row &r, const Ask &ask, const Weights &weights, const Extras &lower, long n, long i,
                    double &reach) {
     const double most = std::floor((ask.prompt_tokens - 1) / ask.block_tokens);
     double sum = 0.0;
-    for (long tier = 0; tier < below_.tiers; tier++) {
-        const double count = below(most, below_.depths[tier * below_.n + i]) - reach;
+    for (long tier = 0; tier < lower.tiers; tier++) {
+        const double count = below(most, lower.lower[tier * n + i]) - reach;
         if (!(count > 0)) continue;
-        const double *speed = below_.speeds + 2 * (i * below_.tiers + tier);
+        const double *speed = lower.speeds + 2 * (i * lower.tiers + tier);
         const double fetch_ms = speed[0] + count * speed[1];
         const double done = reach * ask.block_tokens, fresh = count * ask.block_tokens;
         const double compute_ms = r.b * fresh + r.c * (done * fresh + fresh * (fresh + 1) / 2);
@@ -88,7 +65,7 @@ long filter(const Row *table, long n, const Ask &ask, const uint8_t *asked, uint
     long fit = 0, heard = 0;
     for (long i = 0; i < n; i++) {
         const Row &r = table[i];
-        if (!asked[i]) state[i] = NOT_ASKED;
+        if (asked && !asked[i]) state[i] = NOT_ASKED;
         else if (ask.prompt_tokens >= r.context_limit || needed > r.total_blocks) state[i] = TOO_LONG;
         else if (r.barred) state[i] = BARRED;
         else if (ask.now_s < r.admits_from_s) state[i] = BREAKER;
@@ -116,17 +93,34 @@ void find_best(const double *terms, long width, long fit, int64_t *best, long ke
     }
 }
 
+// One of the best, with what it rests on.
+Line line_of(const Sheet &sheet, long place, long row) {
+    const Row &r = sheet.table[row];
+    Line line{double(place), double(row)};
+    for (long at = 0; at < TERMS; at++) line.terms[at] = sheet.terms[place * TERMS + at];
+    const double evidence[] = {r.trust, r.digest_at_s, r.load_at_s, r.unknown, r.queued_tokens,
+                               double(sheet.there[row])};
+    for (long at = 0; at < EVIDENCE; at++) line.evidence[at] = evidence[at];
+    return line;
+}
+
+void tell_best(const Sheet &sheet, long fit) {
+    const long kept = fit < sheet.keep ? fit : sheet.keep;
+    sheet.answer->runner_up = kept > 1 ? sheet.terms[sheet.best[1] * TERMS] : -INFINITY;
+    for (long at = 0; at < kept; at++)
+        sheet.answer->best[at] = line_of(sheet, sheet.best[at], sheet.rows[sheet.best[at]]);
+}
+
 }  // namespace
 
-extern "C" {
-
-long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const uint8_t *asked,
-              const int32_t *depths, const int32_t *there, const int32_t *lower, const double *speeds,
-              long tiers, const double *startup_ms, uint8_t *state, double *terms_of, int64_t *best, long keep,
-              double *figures) {
-    const Ask &ask = *asks;
-    const Below below_{lower, speeds, lower ? tiers : 0, n};
-    const long fit = filter(table, n, ask, asked, state);
+long price(const Sheet &sheet, const Ask &ask, const Weights &weights, const Extras &extras) {
+    const Row *table = sheet.table;
+    const Weights *w = &weights;
+    const long n = sheet.n;
+    const int32_t *depths = sheet.depths, *there = sheet.there;
+    const uint8_t *state = sheet.state;
+    const double *startup_ms = extras.startup_ms;
+    const long fit = filter(table, n, ask, extras.asked, sheet.state);
     double idle_ms = INFINITY, crowd_ms = INFINITY, busy = 0.0, seen = 0.0, cached_of = 0.0;
     for (long i = 0; i < n; i++) {
         if (state[i] != FIT) continue;
@@ -140,14 +134,15 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
         below(1.0, (cached_of + w->reuse_guess * w->reuse_tokens) / (seen + w->reuse_tokens));
     busy /= above(1, fit);
     const double steady = w->busy * busy * busy / above(w->min_idle, 1.0 - busy);
-    double *out = terms_of, soonest_ms = INFINITY, least_queued = INFINITY, longest = 0.0;
+    int64_t *row_of = sheet.rows;
+    double *out = sheet.terms, soonest_ms = INFINITY, least_queued = INFINITY, longest = 0.0;
     const double blocks = std::ceil((ask.prompt_tokens + ask.output_tokens) / ask.block_tokens);
     for (long i = 0; i < n; i++) {
         if (state[i] != FIT) continue;
         const Row &r = table[i];
         // Leading blocks on the device, and with those that a transfer brings there.
         double overlap = depths[i], reach = overlap;
-        double moving_ms = transfer_ms(r, ask, *w, below_, i, reach);
+        double moving_ms = transfer_ms(r, ask, *w, extras, n, i, reach);
         double cached = below(ask.prompt_tokens - 1, reach * ask.block_tokens);
         if (cached < ask.min_match) cached = overlap = reach = moving_ms = 0.0;
         if (startup_ms) moving_ms += startup_ms[i];
@@ -198,19 +193,19 @@ long wr_price(const Row *table, long n, const Ask *asks, const Weights *w, const
         const double terms[] = {idle_ms - cost_ms, saved_ms, queued_ms, own_ms, moving_ms,
                                 decode_share_ms, harm_ms, eviction_ms, overload_ms, lateness_ms,
                                 ttft_ms, reach, cached, needed, credit * cached};
+        static_assert(sizeof terms == TERMS * sizeof(double));
         for (double term : terms) *out++ = term;
+        *row_of++ = i;
         soonest_ms = below(soonest_ms, ttft_ms);
         least_queued = below(least_queued, r.queued_tokens);
         longest = above(longest, reach);
     }
     if (!fit) return fit;
-    const long width = (out - terms_of) / fit;
-    find_best(terms_of, width, fit, best, keep);
-    *figures++ = soonest_ms;
-    *figures++ = least_queued;
-    *figures++ = longest;
-    for (long at = 0; at < keep && at < fit; at++) *figures++ = terms_of[best[at] * width];
+    find_best(sheet.terms, TERMS, fit, sheet.best, sheet.keep);
+    Answer &answer = *sheet.answer;
+    answer.soonest_ms = soonest_ms;
+    answer.least_queued = least_queued;
+    answer.longest = longest;
+    tell_best(sheet, fit);
     return fit;
 }
-
-}  // extern "C"

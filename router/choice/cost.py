@@ -18,9 +18,9 @@ from router.choice.sheet import (
     BARRED,
     BEST,
     BREAKER,
+    EVIDENCE,
     FIT,
     MIN_MATCH_TOKENS,
-    NOBODY,
     NOT_ASKED,
     ROW,
     TERMS,
@@ -28,12 +28,12 @@ from router.choice.sheet import (
     UNHEARD,
     Below,
     Demand,
-    Figures,
     Prices,
     Sheet,
 )
 from router.fleet.fetches import FetchRun
 from router.fleet.member import SUSPECT_LOAD_AGE_S
+from router.locality.index import Seats
 
 OWN_DECODE_WEIGHT = 0.03
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
@@ -75,41 +75,69 @@ WEIGHTS = np.array(
 """As the kernel reads them."""
 
 _SCORE, _TTFT, _OVERLAP = map(TERMS.index, ("score", "ttft_ms", "overlap_blocks"))
+_EVIDENCE = [ROW.index(name) for name in EVIDENCE]
 
 
 class NumpyPricer:
     """Prices without a compiler."""
 
+    def look(self, sheet: Sheet, seats: Seats, keys: bytes, promises: bytes) -> None:
+        sheet.there[:] = seats.depths_of(keys)
+        sheet.depths[:] = sheet.there
+        told = np.frombuffer(promises, np.int32)
+        while told.size:
+            depth, count = told[:2].tolist()
+            rows, told = told[2 : 2 + count], told[2 + count :]
+            sheet.depths[rows] = np.maximum(sheet.depths[rows], depth)
+
     def price(
         self,
         sheet: Sheet,
         demand: Demand,
-        asked: np.ndarray,
-        depths: np.ndarray,
-        there: np.ndarray,
         now_s: float,
+        asked: np.ndarray | None = None,
         below: Below | None = None,
         startup_ms: np.ndarray | None = None,
     ) -> Prices:
-        state = _states(sheet.table, demand, asked, now_s)
-        fit = np.flatnonzero(state == FIT)
+        asked = sheet.everybody if asked is None else asked
+        sheet.state[:] = _states(sheet.table, demand, asked, now_s)
+        fit = np.flatnonzero(sheet.state == FIT)
         if not fit.size:
-            return Prices(state, np.empty((0, len(TERMS))), [], NOBODY)
-        rows, overlap = _Rows(sheet.table[fit]), depths[fit].astype(np.float64)
-        reach, transfer_ms, waits = overlap, np.zeros(len(fit)), (depths > there)[fit]
+            return sheet.prices(0)
+        rows, overlap = _Rows(sheet.table[fit]), sheet.depths[fit].astype(np.float64)
+        reach, transfer_ms, waits = overlap, np.zeros(len(fit)), (sheet.depths > sheet.there)[fit]
         if below is not None:
             tiers = below.depths[:, fit], below.speeds[fit]
             reach, transfer_ms = fetched(rows.b, rows.c, overlap, *tiers, demand)
         first_ms = np.zeros(len(fit)) if startup_ms is None else startup_ms[fit]
         terms = _terms(rows, demand, overlap, reach, (transfer_ms, first_ms), waits, now_s)
+        sheet.rows[: len(fit)], sheet.terms[: len(fit)] = fit, terms
         best = np.argsort(-terms[:, _SCORE], kind="stable")[:BEST]
-        said = Figures(
-            float(terms[:, _TTFT].min()),
-            float(rows.queued_tokens.min()),
-            int(terms[:, _OVERLAP].max()),
-            terms[best, _SCORE].tolist(),
+        at = fit[best]
+        lines = (best, at, terms[best], sheet.table[at][:, _EVIDENCE], sheet.there[at])
+        sheet.lines[: len(best)] = np.column_stack(lines)
+        sheet.answer[:4] = (
+            terms[:, _TTFT].min(),
+            rows.queued_tokens.min(),
+            terms[:, _OVERLAP].max(),
+            terms[best[1], _SCORE] if len(best) > 1 else -math.inf,
         )
-        return Prices(state, terms, best.tolist(), said)
+        return sheet.prices(len(fit))
+
+    def survey(
+        self,
+        sheet: Sheet,
+        seats: Seats,
+        keys: bytes,
+        promises: bytes,
+        demand: Demand,
+        now_s: float,
+        asked: np.ndarray | None = None,
+        below: Below | None = None,
+        startup_ms: np.ndarray | None = None,
+    ) -> Prices:
+        self.look(sheet, seats, keys, promises)
+        return self.price(sheet, demand, now_s, asked, below, startup_ms)
 
 
 class _Rows:
@@ -190,11 +218,12 @@ def runs_of(
     depths: Sequence[int],
     speeds: Sequence[tuple[float, float]],
     numbers: Sequence[int],
-    demand: Demand,
+    block_tokens: int,
+    prompt_tokens: int,
 ) -> tuple[FetchRun, ...]:
     """What `fetched` would bring to one replica, run by run; `numbers` tell the tiers apart."""
-    size, reach = demand.block_tokens, overlap
-    most, runs = (demand.prompt_tokens - 1) // size, []
+    size, reach = block_tokens, overlap
+    most, runs = (prompt_tokens - 1) // size, []
     for tier, depth, (latency_ms, block_ms) in zip(numbers, depths, speeds, strict=True):
         count = min(most, depth) - reach
         done, fresh = reach * size, count * size

@@ -4,70 +4,130 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
+import struct
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from configs.native import CompileError, NativeSource, address, declare, load_object
+from kvstore.identity import KEY_BYTES
 from router.choice.cost import WEIGHTS, NumpyPricer
-from router.choice.sheet import BEST, NOBODY, Below, Demand, Figures, Pricer, Prices, Sheet
+from router.choice.sheet import MIN_MATCH_TOKENS, Below, Demand, Pricer, Prices, Sheet
+from router.fleet.member import SUSPECT_LOAD_AGE_S
+from router.locality.index import Seats
 
 log = logging.getLogger(__name__)
 
-KERNELS = NativeSource("cost", Path(__file__).parent, ("cost.cpp",), flags=("-ffp-contract=off",))
+KERNELS = NativeSource(
+    "cost",
+    Path(__file__).parent,
+    ("cost.cpp", "survey.cpp"),
+    ("cost.hpp",),
+    flags=("-ffp-contract=off",),
+)
 
 _WEIGHTS_AT = address(WEIGHTS)
+_ask, _extra = struct.Struct("7d"), struct.Struct("5q")
 
 
 class NativePricer:
-    """Compiled from cost.cpp."""
+    """Compiled from cost.cpp and survey.cpp. The planes' own kernel looks up for it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+        self._look = library.wr_look
+        self._price = library.wr_price
+        self._survey = library.wr_survey
+
+    def look(self, sheet: Sheet, seats: Seats, keys: bytes, promises: bytes) -> None:
+        self._look(*_looked_up(sheet, seats, keys, promises))
 
     def price(
         self,
         sheet: Sheet,
         demand: Demand,
-        asked: np.ndarray,
-        depths: np.ndarray,
-        there: np.ndarray,
         now_s: float,
+        asked: np.ndarray | None = None,
         below: Below | None = None,
         startup_ms: np.ndarray | None = None,
     ) -> Prices:
-        table, state, terms, best, figures = sheet.at
-        fit = self._library.wr_price(
-            table,
-            len(sheet.state),
-            demand.numbers(now_s),
+        extras = _extras(asked, below, startup_ms)
+        ask = _asked(demand, now_s)
+        return sheet.prices(self._price(sheet.at, ask, _WEIGHTS_AT, extras))
+
+    def survey(
+        self,
+        sheet: Sheet,
+        seats: Seats,
+        keys: bytes,
+        promises: bytes,
+        demand: Demand,
+        now_s: float,
+        asked: np.ndarray | None = None,
+        below: Below | None = None,
+        startup_ms: np.ndarray | None = None,
+    ) -> Prices:
+        extras = None
+        if asked is not None or below is not None or startup_ms is not None:
+            extras = _extras(asked, below, startup_ms)
+        fit = self._survey(
+            sheet.at,
+            seats.at,
+            len(seats.planes),
+            keys,
+            len(keys) // KEY_BYTES,
+            promises,
+            len(promises) // 4,
+            _asked(demand, now_s),
             _WEIGHTS_AT,
-            sheet.everybody_at if asked is sheet.everybody else address(asked),
-            address(depths),
-            address(there),
-            None if below is None else address(below.depths),
-            None if below is None else address(below.speeds),
-            0 if below is None else len(below.depths),
-            None if startup_ms is None else address(startup_ms),
-            state,
-            terms,
-            best,
-            BEST,
-            figures,
+            extras,
         )
-        if not fit:
-            return Prices(sheet.state, sheet.terms[:0], [], NOBODY)
-        soonest, least, longest, *scores = sheet.figures[: 3 + fit].tolist()
-        said = Figures(soonest, least, int(longest), scores)
-        return Prices(sheet.state, sheet.terms[:fit], sheet.best[:fit].tolist(), said)
+        return sheet.prices(fit)
+
+
+def _looked_up(sheet: Sheet, seats: Seats, keys: bytes, promises: bytes) -> tuple[Any, ...]:
+    blocks = len(keys) // KEY_BYTES
+    return sheet.at, seats.at, len(seats.planes), keys, blocks, promises, len(promises) // 4
+
+
+def _asked(demand: Demand, now_s: float) -> bytes:
+    """As the kernel reads it."""
+    deadline_ms = demand.ttft_deadline_ms
+    return _ask.pack(
+        now_s,
+        demand.prompt_tokens,
+        demand.output_tokens,
+        demand.block_tokens,
+        math.inf if deadline_ms is None else deadline_ms,
+        SUSPECT_LOAD_AGE_S,
+        MIN_MATCH_TOKENS,
+    )
+
+
+def _extras(asked: np.ndarray | None, below: Below | None, startup_ms: np.ndarray | None) -> bytes:
+    """Addresses, as the kernel reads them; the arrays must outlive its call."""
+    return _extra.pack(
+        0 if asked is None else address(asked),
+        0 if below is None else address(below.depths),
+        0 if below is None else address(below.speeds),
+        0 if below is None else len(below.depths),
+        0 if startup_ms is None else address(startup_ms),
+    )
 
 
 def native_pricer() -> Pricer:
     """Compiled from cost.cpp. Raises CompileError."""
     pointer, long = ctypes.c_void_p, ctypes.c_long
-    price = [pointer, long, *[pointer] * 7, long, *[pointer] * 4, long, pointer]
-    return NativePricer(declare(load_object(KERNELS, quick=True), {"wr_price": price}, result=long))
+    look = [pointer, pointer, long, pointer, long, pointer, long]
+    price = [pointer] * 3
+    signatures = {
+        "wr_look": look,
+        "wr_price": [pointer, *price],
+        "wr_survey": [*look, *price],
+    }
+    return NativePricer(declare(load_object(KERNELS, quick=True), signatures, result=long))
 
 
 @cache

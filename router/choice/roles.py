@@ -34,8 +34,8 @@ _PACE = [
     )
 ]  # fmt: skip
 
-Price = Callable[[np.ndarray], Prices]
-"""Prices whoever is asked, uint8 (n,)."""
+Price = Callable[[np.ndarray | None], Prices]
+"""Prices whoever is asked, uint8 (n,), or everybody."""
 
 
 def price_by_role(

@@ -20,7 +20,19 @@ from router.choice.pricer import pricer
 from router.choice.reserve import Ledger
 from router.choice.roles import helping, price_by_role
 from router.choice.route import RouteQuery
-from router.choice.sheet import BEST, FIT, ROW, TERMS, TOO_LONG, UNHEARD, Below, Demand, Prices
+from router.choice.sheet import (
+    BEST,
+    EVIDENCE,
+    FIT,
+    LINE,
+    ROW,
+    TERMS,
+    TOO_LONG,
+    UNHEARD,
+    Below,
+    Demand,
+    Prices,
+)
 from router.cluster.peers import Peers, together
 from router.fleet.board import Board, adapter_fails
 from router.fleet.fetches import FetchRun
@@ -33,42 +45,41 @@ SHOWN = BEST
 """Replicas that a decision tells the terms of."""
 
 _BARRED = ROW.index("barred")
-_OVERLAP, _CACHED = map(TERMS.index, ("overlap_blocks", "cached_tokens"))
-_EVIDENCE = [ROW.index(name) for name in ("trust", "digest_at_s", "load_at_s", "unknown")]
+_QUEUED = ROW.index("queued_tokens")
+_CACHED, _OVERLAP = map(TERMS.index, ("cached_tokens", "overlap_blocks"))
+_EVIDENCE = [ROW.index(name) for name in EVIDENCE]
+_LINE_ROW = LINE.index("row")
+_LINE_TERMS = slice(LINE.index(TERMS[0]), LINE.index(TERMS[-1]) + 1)
+_LINE_EVIDENCE = slice(LINE.index(EVIDENCE[0]), LINE.index(EVIDENCE[-1]) + 1)
+_LINE_BYTES = 8 * len(LINE)
 _LOAD = ("requests", "queued_tokens", "total_blocks", "free_blocks", "cached_blocks")
-_PRICE = ("ttft_ms", "new_blocks", "cached_tokens", "usable_tokens", "transfer_ms")
+_PRICE = (
+    "ttft_ms", "new_blocks", "cached_tokens", "usable_tokens", "transfer_ms", "overlap_blocks",
+)  # fmt: skip
 _speed_of = itemgetter(*map(ROW.index, ("b", "c")))
 _load_of = itemgetter(*map(ROW.index, _LOAD))
 _price_of = itemgetter(*map(TERMS.index, _PRICE))
 
 
 class Scored(Struct, frozen=True):
-    """What the reservation needs of a candidate; `new_blocks` is KV beyond what is cached.
-    `fetched`: the part of `cached_tokens` that would come from the tiers below its device."""
+    """What the decision and its reservation need of a candidate; `new_blocks` is KV beyond what is
+    cached. `fetched`: the part of `cached_tokens` that would come from the tiers below its
+    device."""
 
     member: Member
     ttft_ms: float
     new_blocks: int
     cached_tokens: int
     usable_tokens: int
-    fetched: tuple[FetchRun, ...]
+    overlap_blocks: int
+    queued_tokens: int
     digest_blocks: int
+    fetched: tuple[FetchRun, ...]
 
 
-class Look(Struct, frozen=True):
-    """What was looked up for a query: leading blocks as the digests say, and with what is promised,
-    int32 (n,); what lies below; how long its adapter takes, float64 (n,), inf where there is
-    none."""
-
-    demand: Demand
-    digest_blocks: np.ndarray
-    depths: np.ndarray
-    below: Below | None
-    adapter_ms: np.ndarray | None = None
-
-
-class Field:
-    """Everybody of the pool: those that may take the request, and why the others may not.
+class Field(Candidates):
+    """Everybody of the pool: those that may take the request, whom a policy sees, and why the
+    others may not.
 
     True of the moment of its survey: use it before anything else changes."""
 
@@ -77,78 +88,98 @@ class Field:
         board: Board,
         query: RouteQuery,
         now_s: float,
-        look: Look,
         prices: Prices,
-        barred: np.ndarray | None = None,
+        below: Below | None,
+        adapter_ms: np.ndarray | None,
+        barred: np.ndarray | None,
     ) -> None:
-        """`barred`: by their role, bool (n,)."""
+        """Over the board's sheet. `adapter_ms`: how long its adapter takes, float64 (n,), inf where
+        there is none. `barred`: by their role, bool (n,)."""
         self._board = board
         self._query = query
         self._now_s = now_s
-        self._look = look
+        self._below = below
+        self._adapter_ms = adapter_ms
         self._barred = barred
-        terms, best, figures = prices.terms, prices.best, prices.figures
-        self._state, self._terms, self._figures = prices.state, terms, figures
-        self._fit, replicas = board.everywhere, board.replicas
-        if len(terms) < len(replicas):
-            self._fit = np.flatnonzero(prices.state == FIT)
-            replicas = [replicas[row] for row in self._fit.tolist()]
-        # What a policy sees.
-        self.candidates = Candidates(replicas, terms, best, figures, self._candidate)
-
-    def __len__(self) -> int:
-        return len(self._terms)
+        self._made = {}
+        self._state, self._rows = prices.state, prices.rows
+        self.terms, self.lines, self.best = prices.terms, prices.lines, prices.best
+        self.longest_blocks = int(prices.best.longest_blocks)
+        self._all = len(prices.rows) == len(board.replicas)
+        self.replicas = board.replicas
+        if not self._all:
+            self.replicas = [board.replicas[row] for row in prices.rows.tolist()]
 
     def scored(self, replica: str) -> Scored:
         """One of the candidates."""
-        row = self._board.rows[replica]
-        ttft_ms, new, cached, usable, transfer_ms = _price_of(self.candidates.row(self._place(row)))
+        row, best = self._board.rows[replica], self.best
+        if row == best.row:
+            return Scored(
+                self._board.members[row],
+                best.ttft_ms,
+                int(best.new_blocks),
+                int(best.cached_tokens),
+                int(best.usable_tokens),
+                int(best.overlap_blocks),
+                int(best.queued_tokens),
+                int(best.digest_blocks),
+                self._fetched(row) if best.transfer_ms > 0 and self._below is not None else (),
+            )
+        terms, board = self.terms[self._place(row)].tolist(), self._board
+        ttft_ms, new, cached, usable, transfer_ms, overlap = _price_of(terms)
         return Scored(
-            member=self._board.members[row],
-            ttft_ms=ttft_ms,
-            new_blocks=int(new),
-            cached_tokens=int(cached),
-            usable_tokens=int(usable),
-            fetched=self._fetched(row) if transfer_ms > 0 and self._look.below else (),
-            digest_blocks=int(self._look.digest_blocks[row]),
+            board.members[row],
+            ttft_ms,
+            int(new),
+            int(cached),
+            int(usable),
+            int(overlap),
+            int(board.table[row, _QUEUED]),
+            int(board.sheet.there[row]),
+            self._fetched(row) if transfer_ms > 0 and self._below is not None else (),
         )
 
     def _fetched(self, row: int) -> tuple[FetchRun, ...]:
-        below = self._look.below
+        below, query = self._below, self._query
         assert below is not None
         b, c = _speed_of(self._board.table[row].tolist())
         depths, speeds = below.depths[:, row].tolist(), below.speeds[row].tolist()
-        numbers, overlap = self._board.stores.numbers, int(self._look.depths[row])
-        return runs_of(b, c, overlap, depths, speeds, numbers, self._look.demand)
-
-    def soonest_ms(self) -> float:
-        """The shortest TTFT to be had."""
-        return self._figures.soonest_ms
+        numbers, overlap = self._board.stores.numbers, int(self._board.sheet.depths[row])
+        size, prompt_tokens = query.block_tokens, query.prompt_tokens
+        return runs_of(b, c, overlap, depths, speeds, numbers, size, prompt_tokens)
 
     def most_cached_tokens(self) -> int:
         """Of the prompt, where most of it is warm; 0 where nobody may take it."""
-        return int(self._terms[:, _CACHED].max(initial=0.0))
-
-    def least_queued_tokens(self) -> int:
-        """The shortest queue, in prompt tokens to compute."""
-        return int(self._figures.least_queued_tokens)
+        return int(self.terms[:, _CACHED].max(initial=0.0))
 
     def shown(self, first: str | None = None) -> Shown:
         """At most `SHOWN`: `first`, then the best of the other candidates, then of those that may
         not the unfit by id, at last the unheard."""
-        places = self.candidates.best
-        if first is not None:
-            place = self._place(self._board.rows[first])
-            if places[0] != place:
-                places = [place, *[other for other in places if other != place]][:SHOWN]
-        rows, terms = self._fit[places], self._terms[places]
-        why: list[str] = []
-        if len(places) < SHOWN and len(self._terms) < len(self._state):
-            unfit = self._filtered()[: SHOWN - len(places)]
+        board = self._board
+        lead, why, lines = 0, [], self.lines
+        if first is not None and board.rows[first] != self.best.row:
+            found = (lines[:, _LINE_ROW] == board.rows[first]).nonzero()[0].tolist()
+            lead = found[0] if found else len(lines) - 1
+            if not found:
+                lines = np.concatenate((lines[:-1], self._line(board.rows[first])))
+        if len(lines) < SHOWN and not self._all:
+            unfit = self._filtered()[: SHOWN - len(lines)]
             why = [self._why(row) for row in unfit.tolist()]
-            rows = np.concatenate((rows, unfit))
-            terms = np.concatenate((terms, np.zeros((len(unfit), len(TERMS)))))
-        return Shown(self._board, rows, terms, why, self._now_s)
+            lines = np.concatenate((lines, self._bare(unfit)))
+        return Shown(board.replicas, lines.tobytes(), lead, why, self._now_s)
+
+    def _line(self, row: int) -> np.ndarray:
+        """A candidate's, as the pricing tells of the best: float64 (1, len(LINE))."""
+        line, place = self._bare(np.array([row])), self._place(row)
+        line[0, _LINE_TERMS] = self.terms[place]
+        return line
+
+    def _bare(self, rows: np.ndarray) -> np.ndarray:
+        """Lines without terms."""
+        lines = np.zeros((len(rows), len(LINE)))
+        lines[:, _LINE_ROW] = rows
+        lines[:, _LINE_EVIDENCE] = self._board.table[rows][:, _EVIDENCE]
+        return lines
 
     def reasons(self) -> set[str]:
         """Why those may not."""
@@ -156,19 +187,19 @@ class Field:
 
     def _place(self, row: int) -> int:
         """Among the candidates."""
-        return row if self._fit is self._board.everywhere else int(self._fit.searchsorted(row))
+        return row if self._all else int(self._rows.searchsorted(row))
 
     def _filtered(self) -> np.ndarray:
         (unfit,) = ((self._state != FIT) & (self._state != UNHEARD)).nonzero()
         (unheard,) = (self._state == UNHEARD).nonzero()
         return np.concatenate((unfit, unheard))
 
-    def _candidate(self, place: int) -> Candidate:
-        row = int(self._fit[place])
+    def _make(self, place: int) -> Candidate:
+        row = int(self._rows[place])
         requests, queued, total, free, cached = _load_of(self._board.table[row].tolist())
         return Candidate(
             replica=self._board.replicas[row],
-            overlap_blocks=int(self.candidates.row(place)[_OVERLAP]),
+            overlap_blocks=int(self.terms[place, _OVERLAP]),
             requests=int(requests),
             queued_prefill_tokens=int(queued),
             used_blocks=int(total - free - cached),
@@ -181,7 +212,7 @@ class Field:
             return "not_pinned"
         if member.replica in query.exclude:
             return "excluded"
-        adapter_ms = self._look.adapter_ms
+        adapter_ms = self._adapter_ms
         if query.adapter is not None and adapter_ms is not None and adapter_ms[row] == math.inf:
             return "adapter_failing" if adapter_fails(member, query.adapter) else "adapter"
         if self._barred is not None and self._barred[row]:
@@ -195,22 +226,22 @@ class Shown(Sequence[CandidateTerms]):
     """What is kept of a field to be shown. The structs are made when the first of them is read,
     which for most choices is after the request is on its way."""
 
-    __slots__ = ("_evidence", "_made", "_names", "_now_s", "_rows", "_terms", "_why")
+    __slots__ = ("_lead", "_lines", "_made", "_names", "_now_s", "_why")
 
     def __init__(
-        self, board: Board, rows: np.ndarray, terms: np.ndarray, why: list[str], now_s: float
+        self, names: list[str], lines: bytes, lead: int, why: list[str], now_s: float
     ) -> None:
-        """`rows` of the board with their terms; why the last ones are no candidates."""
-        self._names = board.replicas
-        self._rows = rows
-        self._terms = terms
-        self._evidence = board.table[rows]
+        """`names` by row, and `LINE`s, of which the `lead`-th comes first; why the last ones are no
+        candidates."""
+        self._names = names
+        self._lines = lines
+        self._lead = lead
         self._why = why
         self._now_s = now_s
         self._made: list[CandidateTerms] | None = None
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._lines) // _LINE_BYTES
 
     @overload
     def __getitem__(self, index: int) -> CandidateTerms: ...
@@ -225,13 +256,18 @@ class Shown(Sequence[CandidateTerms]):
 
     def _make(self) -> list[CandidateTerms]:
         """Column by column: a struct is quickly made, its numbers one by one are not."""
-        trust, digest_at_s, load_at_s, unknown = self._evidence.T[_EVIDENCE]
-        terms = self._terms.T.tolist()
+        lines = np.frombuffer(self._lines).reshape(-1, len(LINE))
+        if self._lead:
+            order = [self._lead, *(at for at in range(len(lines)) if at != self._lead)]
+            lines = lines[order]
+        columns = lines.T
+        terms = columns[_LINE_TERMS].tolist()
+        trust, digest_at_s, load_at_s, unknown, _ = columns[_LINE_EVIDENCE]
         score, saved, queue, prefill, transfer, *others, _, overlap, _, _, _ = terms
         return list(
             map(
                 CandidateTerms,
-                [self._names[row] for row in self._rows.tolist()],
+                [self._names[int(row)] for row in columns[_LINE_ROW].tolist()],
                 score,
                 saved,
                 queue,
@@ -283,24 +319,28 @@ class Scorer:
             query.block_tokens,
             query.ttft_deadline_ms,
         )
-        board = self._board(query.pool)
-        digest_blocks = board.depths(self._fleet.index, query.chain.data)
-        depths = board.promised(self._optimistic, query.chain, digest_blocks)
-        depths = self._marked(query, board, depths, now_s)
+        board, chain = self._board(query.pool), query.chain
+        sheet, pricer, seats = board.sheet, self._pricer, board.seats(self._fleet.index)
+        promises = board.promised(self._optimistic, chain)
         adapter_ms = None if query.adapter is None else board.adapter_ms(query.adapter)
         asked, below = _asked(query, board, adapter_ms), self._below(query, board)
-        look = Look(demand, digest_blocks, depths, below, adapter_ms)
-
-        def price(asked: np.ndarray) -> Prices:
-            there = digest_blocks
-            return self._pricer.price(
-                board.sheet, demand, asked, depths, there, now_s, below, adapter_ms
+        roles = board.has_roles and query.pin is None
+        if not roles and not len(self._peers.marks):
+            prices = pricer.survey(
+                sheet, seats, chain.data, promises, demand, now_s, asked, below, adapter_ms
             )
+            return Field(board, query, now_s, prices, below, adapter_ms, None)
+        pricer.look(sheet, seats, chain.data, promises)
+        self._mark(query, board, now_s)
 
-        if query.pin is not None or not board.has_roles:
-            return Field(board, query, now_s, look, price(asked))
-        prices, barred = price_by_role(board, query, asked, self._long_tokens, price)
-        return Field(board, query, now_s, look, prices, barred)
+        def price(asked: np.ndarray | None) -> Prices:
+            return pricer.price(sheet, demand, now_s, asked, below, adapter_ms)
+
+        if not roles:
+            return Field(board, query, now_s, price(asked), below, adapter_ms, None)
+        anybody = sheet.everybody if asked is None else asked
+        prices, barred = price_by_role(board, query, anybody, self._long_tokens, price)
+        return Field(board, query, now_s, prices, below, adapter_ms, barred)
 
     def helpers(self, pool: str) -> list[Member]:
         """Those that compute prompts and answer all the same now."""
@@ -318,20 +358,15 @@ class Scorer:
         board.bring(below, brought.store, brought.blocks)
         return below
 
-    def _marked(
-        self, query: RouteQuery, board: Board, depths: np.ndarray, now_s: float
-    ) -> np.ndarray:
-        """The depths with what another router has just sent there counted in."""
-        marks = self._peers.marks
+    def _mark(self, query: RouteQuery, board: Board, now_s: float) -> None:
+        """Count in what another router has just sent somewhere."""
+        marks, depths = self._peers.marks, board.sheet.depths
         if not len(marks) or not len(depths):
-            return depths
+            return
         replica, depth = marks.deepest(query.chain, int(depths.max()), now_s) or ("", 0)
         row = board.rows.get(replica)
-        if row is None or depth <= depths[row]:
-            return depths
-        depths = depths.copy()
-        depths[row] = depth
-        return depths
+        if row is not None and depth > depths[row]:
+            depths[row] = depth
 
     def _board(self, pool: str) -> Board:
         """The pool's board, current."""
@@ -376,11 +411,11 @@ class Scorer:
         board.write(member, booked)
 
 
-def _asked(query: RouteQuery, board: Board, adapter_ms: np.ndarray | None) -> np.ndarray:
+def _asked(query: RouteQuery, board: Board, adapter_ms: np.ndarray | None) -> np.ndarray | None:
     """Who may be asked at all, as far as the query says: where its adapter is served, if it needs
-    one."""
+    one; None for everybody."""
     if query.pin is None and not query.exclude and adapter_ms is None:
-        return board.sheet.everybody
+        return None
     asked = board.sheet.everybody.copy()
     if adapter_ms is not None:
         asked[~np.isfinite(adapter_ms)] = 0

@@ -61,7 +61,8 @@ class Difference:
 
 
 class Shadow:
-    """Belongs to the brain. Has a generator of its own: with or without it the same is chosen."""
+    """Belongs to the brain. Has a generator of its own: with or without it the same is chosen.
+    `on`: there is a policy to compare with."""
 
     def __init__(self, name: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -75,6 +76,7 @@ class Shadow:
     def set_policy(self, name: str) -> None:
         """Compare with this one, "" with none, from now on and from zero. Raises ValueError."""
         self._policy: Policy | None = make_policy(name) if name else None
+        self.on = self._policy is not None
         self._rng = random.Random()
         self._since_s = self._clock()
         self._by_policy: dict[str, Comparison] = {}
@@ -96,23 +98,22 @@ class Shadow:
     def _compare(
         self, policy: Policy, query: RouteQuery, seen: Field, decision: RouteDecision
     ) -> None:
-        candidates = seen.candidates
-        pick = policy.pick(query, candidates, self._rng)
-        policy.placed(query, candidates, pick)
-        other = seen.scored(pick.candidate.replica)
+        pick = policy.pick(query, seen, self._rng)
+        policy.placed(query, seen, pick)
+        other = seen.scored(pick.replica)
         cached_tokens, ttft_ms = other.cached_tokens, other.ttft_ms
         of = self._by_policy.setdefault(decision.policy, Comparison())
         of.compared += 1
         of.live.add(decision.predicted_cached_tokens, decision.predicted_ttft_ms)
         of.shadow.add(cached_tokens, ttft_ms)
-        if pick.candidate.replica == decision.replica:
+        if pick.replica == decision.replica:
             of.agreed += 1
             return
         self._differences.append(
             Difference(
                 decision_id=decision.decision_id,
                 replica=decision.replica,
-                shadow_replica=pick.candidate.replica,
+                shadow_replica=pick.replica,
                 cached_tokens=cached_tokens - decision.predicted_cached_tokens,
                 ttft_ms=ttft_ms - decision.predicted_ttft_ms,
             )

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from configs.native import address
 from router.choice.reserve import SIZES
-from router.fleet.member import SUSPECT_LOAD_AGE_S
+from router.locality.index import Seats
 
 MIN_MATCH_TOKENS = 32
 """A shorter match is not worth following, and may be a digest's false positive."""
@@ -36,13 +36,19 @@ TERMS = (
 )  # fmt: skip
 """What a row of the answer says of one candidate."""
 
+EVIDENCE = ("trust", "digest_at_s", "load_at_s", "unknown", "queued_tokens")
+"""What is shown beside a candidate's terms of what they rest on, as in its row of the table."""
+
 BEST = 16
-"""Candidates whose places are found along with the prices."""
+"""Candidates that are told along with the prices."""
+
+LINE = ("place", "row", *TERMS, *EVIDENCE, "digest_blocks")
+"""What is told of each of them. `digest_blocks`: of its overlap, what its digest says."""
 
 FIT, NOT_ASKED, TOO_LONG, BARRED, BREAKER, UNHEARD = range(6)
 """Why a replica is no candidate."""
 
-_ASK = struct.Struct("7d")
+_head = struct.Struct(f"{4 + len(LINE)}d")
 
 
 class Demand(Struct, frozen=True):
@@ -53,60 +59,101 @@ class Demand(Struct, frozen=True):
     block_tokens: int
     ttft_deadline_ms: float | None
 
-    def numbers(self, now_s: float) -> bytes:
-        """As the kernel reads them."""
-        deadline_ms = math.inf if self.ttft_deadline_ms is None else self.ttft_deadline_ms
-        return _ASK.pack(
-            now_s,
-            self.prompt_tokens,
-            self.output_tokens,
-            self.block_tokens,
-            deadline_ms,
-            SUSPECT_LOAD_AGE_S,
-            MIN_MATCH_TOKENS,
-        )
 
-
-class Sheet:
-    """One pool's numbers: what is known of each replica, `table` (float64 (replicas, len(ROW))),
-    `everybody` (uint8 (replicas,), all 1), and room for one answer, which the next choice takes
-    again."""
-
-    __slots__ = ("at", "best", "everybody", "everybody_at", "figures", "state", "table", "terms")
-
-    def __init__(self, replicas: int) -> None:
-        self.table = np.zeros((replicas, len(ROW)))
-        self.everybody = np.ones(replicas, np.uint8)
-        self.state = np.empty(replicas, np.uint8)
-        self.terms = np.empty((replicas, len(TERMS)))
-        self.best = np.empty(BEST, np.int64)
-        self.figures = np.empty(3 + BEST)
-        arrays = (self.table, self.state, self.terms, self.best, self.figures)
-        self.at = tuple(map(address, arrays))
-        self.everybody_at = address(self.everybody)
-
-
-class Figures(Struct, frozen=True):
+class Best(Struct, frozen=True):
     """Over all candidates: the shortest TTFT, the shortest queue, the most leading blocks held, and
-    the `BEST` best scores, best first. Nothing is known of nobody."""
+    the second best score; and the best one's `LINE`. Nothing is known of nobody."""
 
-    soonest_ms: float
-    least_queued_tokens: float
-    longest_blocks: int
-    best_scores: list[float]
+    soonest_ms: float = math.inf
+    least_queued_tokens: float = math.inf
+    longest_blocks: float = 0.0
+    runner_up: float = -math.inf
+    place: float = 0.0
+    row: float = 0.0
+    score: float = -math.inf
+    saved_prefill_ms: float = 0.0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    transfer_ms: float = 0.0
+    decode_share_ms: float = 0.0
+    harm_ms: float = 0.0
+    eviction_ms: float = 0.0
+    overload_ms: float = 0.0
+    lateness_ms: float = 0.0
+    ttft_ms: float = 0.0
+    overlap_blocks: float = 0.0
+    cached_tokens: float = 0.0
+    new_blocks: float = 0.0
+    usable_tokens: float = 0.0
+    trust: float = 0.0
+    digest_at_s: float = 0.0
+    load_at_s: float = 0.0
+    unknown: float = 0.0
+    queued_tokens: float = 0.0
+    digest_blocks: float = 0.0
 
 
-NOBODY = Figures(math.inf, math.inf, 0, [])
+NOBODY = Best()
 
 
 class Prices(Struct, frozen=True):
-    """State of each replica, uint8 (n,); terms of each candidate, float64 (fit, len(TERMS)); places
-    of the `BEST` best scores among them, best first, ties in order."""
+    """Of one choice, over arrays of its sheet: use them before the next one. State of each replica,
+    uint8 (n,); of each candidate its row, int64 (fit,), and terms, float64 (fit, len(TERMS)); the
+    `LINE`s of the `BEST` best scores among them, best first, ties in order."""
 
     state: np.ndarray
+    rows: np.ndarray
     terms: np.ndarray
-    best: list[int]
-    figures: Figures
+    lines: np.ndarray
+    best: Best
+
+
+class Sheet:
+    """One pool's numbers, for n replicas. Known of each: `table` (float64 (n, len(ROW))). Looked up
+    for a query, int32 (n,): `there`, the leading blocks that its digest shows, and `depths`, with
+    those that are on their way. And room for one answer, which the next choice takes again.
+    `everybody`: uint8 (n,), all 1."""
+
+    __slots__ = (
+        "addresses", "answer", "at", "best", "depths", "everybody", "lines", "replicas", "rows",
+        "state", "table", "terms", "there",
+    )  # fmt: skip
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+        self.table = np.zeros((replicas, len(ROW)))
+        self.everybody = np.ones(replicas, np.uint8)
+        self.there, self.depths = np.zeros((2, replicas), np.int32)
+        self.state = np.empty(replicas, np.uint8)
+        self.rows = np.empty(replicas, np.int64)
+        self.terms = np.empty((replicas, len(TERMS)))
+        self.best = np.empty(BEST, np.int64)
+        self.answer = np.empty(4 + BEST * len(LINE))
+        self.lines = self.answer[4:].reshape(BEST, len(LINE))
+        arrays = (
+            self.there,
+            self.depths,
+            self.state,
+            self.terms,
+            self.rows,
+            self.best,
+            self.answer,
+        )
+        # cost.hpp has the same as a struct.
+        self.addresses = np.array(
+            (address(self.table), replicas, *map(address, arrays), BEST), np.int64
+        )
+        self.at = address(self.addresses)
+
+    def prices(self, fit: int) -> Prices:
+        """What was just answered of so many candidates."""
+        if not fit:
+            return Prices(self.state, self.rows[:0], self.terms[:0], self.lines[:0], NOBODY)
+        best = Best(*_head.unpack_from(self.answer))
+        if fit == self.replicas >= BEST:
+            return Prices(self.state, self.rows, self.terms, self.lines, best)
+        lines = self.lines[: min(fit, BEST)]
+        return Prices(self.state, self.rows[:fit], self.terms[:fit], lines, best)
 
 
 class Below(NamedTuple):
@@ -118,22 +165,38 @@ class Below(NamedTuple):
 
 
 class Pricer(Protocol):
-    """Filters and prices a whole pool."""
+    """Looks a chain up, filters and prices a whole pool, on its sheet."""
+
+    def look(self, sheet: Sheet, seats: Seats, keys: bytes, promises: bytes) -> None:
+        """Fill in `there` and `depths`: the leading blocks that each is believed to hold now, and
+        soon. `keys` are the chain's, back to back. `promises`, int32: a depth, how many replicas
+        it is promised, and their rows; again and again."""
 
     def price(
         self,
         sheet: Sheet,
         demand: Demand,
-        asked: np.ndarray,
-        depths: np.ndarray,
-        there: np.ndarray,
         now_s: float,
+        asked: np.ndarray | None = None,
         below: Below | None = None,
         startup_ms: np.ndarray | None = None,
     ) -> Prices:
-        """The answer lies in the sheet: use it before it is priced again.
+        """Of what was looked up. What is still to come waits for those who compute it.
 
-        `asked` is uint8 (n,), `depths` and `there` int32 (n,): the leading blocks that each is
-        believed to hold soon, and now. What is still to come waits for those who compute it.
-        `below`: what each could bring there besides. `startup_ms`, float64 (n,): what else has to
-        be brought there first, which counts as a transfer."""
+        `asked`, uint8 (n,): who may be asked at all, None for everybody. `below`: what each could
+        bring there besides. `startup_ms`, float64 (n,): what else has to be brought there first,
+        which counts as a transfer."""
+
+    def survey(
+        self,
+        sheet: Sheet,
+        seats: Seats,
+        keys: bytes,
+        promises: bytes,
+        demand: Demand,
+        now_s: float,
+        asked: np.ndarray | None = None,
+        below: Below | None = None,
+        startup_ms: np.ndarray | None = None,
+    ) -> Prices:
+        """Both in one go."""

@@ -24,26 +24,25 @@ def reason(query: RouteQuery, pick: Pick) -> str:
     return pick.reason if query.pin is None else "pinned"
 
 
-def forced_off(candidates: Candidates, pick: Pick) -> str:
-    """Whose warm blocks would have saved more, had less been waiting there; "" nobody's."""
-    most, chosen = candidates.longest_blocks, pick.candidate
-    if chosen.overlap_blocks >= most:
+def forced_off(candidates: Candidates, chosen: str, overlap_blocks: int) -> str:
+    """Whose warm blocks would have saved more, had less been waiting there, than the chosen one's;
+    "" nobody's."""
+    most = candidates.longest_blocks
+    if overlap_blocks >= most:
         return ""
     best = int(np.where(candidates.overlaps == most, candidates.scores, -np.inf).argmax())
-    lost, won = candidates.terms[[best, candidates.replicas.index(chosen.replica)]]
+    lost, won = candidates.terms[[best, candidates.replicas.index(chosen)]]
     forced = lost[_SAVED] > won[_SAVED] and lost[_SCORE] < won[_SCORE]
     return candidates.replicas[best] if forced else ""
 
 
-def too_late(query: RouteQuery, field: Field) -> NoReplica | None:
+def too_late(deadline_ms: float, field: Field) -> NoReplica | None:
     """Refuse early what even the soonest replica can't start in time. Only a queue that others may
     leave makes a refusal useful: where none stands, the estimate alone refuses nobody."""
-    if query.ttft_deadline_ms is None:
+    soonest_ms = field.best.soonest_ms
+    if soonest_ms <= deadline_ms or int(field.best.least_queued_tokens) <= 0:
         return None
-    soonest_ms = field.soonest_ms()
-    if soonest_ms <= query.ttft_deadline_ms or field.least_queued_tokens() <= 0:
-        return None
-    retry_s = min(MAX_RETRY_S, max(1.0, 1e-3 * (soonest_ms - query.ttft_deadline_ms)))
+    retry_s = min(MAX_RETRY_S, max(1.0, 1e-3 * (soonest_ms - deadline_ms)))
     return NoReplica("deadline", retry_s, field.shown())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 
 import numpy as np
 
@@ -32,8 +33,6 @@ NOWHERE = -1
 OUT_OF_REACH_MS = 1e9
 """Of another host's store, until its speed is told."""
 
-FEW_ROWS = 8
-"""Up to here NumPy takes longer than they do one by one."""
 MAX_SLOT_SETS = 1_024
 """Sets of slots whose rows are remembered: the same ones come again and again."""
 
@@ -49,7 +48,6 @@ class Board:
         self.sheet = Sheet(len(members))
         self.table = self.sheet.table
         self._cells = memoryview(self.table)
-        self.everywhere = np.arange(len(members))
         self.stores = Stores(members)
         self.speeds = np.zeros((len(members), len(self.stores.numbers), 2))
         self.speeds[:, self.stores.of_peers] = OUT_OF_REACH_MS
@@ -60,7 +58,7 @@ class Board:
         self._seats: Seats | None = None
         self._slots: np.ndarray | None = None
         self._slots_version = 0
-        self._rows_of: dict[int, np.ndarray | list[int]] = {}
+        self._rows_of: dict[int, bytes] = {}
         self._adapters: dict[tuple[str, str], np.ndarray] = {}
 
     def write(self, member: Member, booked: Booked) -> None:
@@ -80,14 +78,13 @@ class Board:
         place = _NUMBER_BYTES * (len(ROW) * row + _BOOKED_AT)
         _booked_cells.pack_into(self._cells, place, *standing(self.members[row], booked))
 
-    def depths(self, index: DigestIndex, keys: bytes) -> np.ndarray:
-        """Leading blocks of a chain, its keys back to back, that each member's digest says it
-        holds: int32 (members,)."""
+    def seats(self, index: DigestIndex) -> Seats:
+        """Where each member's leading blocks are looked up."""
         if self._seats is None or self._seats.version != index.version:
             for stranger in index.replicas(self.pool) - self.rows.keys():
                 index.remove(stranger)
             self._seats = index.seats(self.pool, self.rows)
-        return index.depths_of(self._seats, keys)
+        return self._seats
 
     def below(self, index: BelowIndex, keys: bytes) -> Below:
         """The same for each tier below the members' devices, with their speeds."""
@@ -110,36 +107,28 @@ class Board:
             self._adapters[adapter] = found = np.array(took)
         return found
 
-    def promised(
-        self, optimistic: OptimisticEntries, chain: KeyChain, depths: np.ndarray
-    ) -> np.ndarray:
-        """The depths with what is on its way there counted in."""
+    def promised(self, optimistic: OptimisticEntries, chain: KeyChain) -> bytes:
+        """What is on its way to the members, as the look-up takes it in: int32."""
         found = optimistic.promised(chain)
         if not found:
-            return depths
+            return b""
         if self._slots is None or self._slots_version != optimistic.version:
             rows = [self.rows.get(replica or "", NOWHERE) for replica in optimistic.slots]
-            self._slots, self._slots_version = np.array(rows), optimistic.version
+            self._slots, self._slots_version = np.array(rows, np.int32), optimistic.version
             self._rows_of.clear()
-        depths = depths.copy()
+        told = []
         for depth, slots in found:
-            rows_of = self._rows_of.get(slots)
-            if rows_of is None:
-                rows_of = self._remember(slots, self._slots[_bits(slots)])
-            if isinstance(rows_of, list):
-                for row in rows_of:
-                    if depths[row] < depth:
-                        depths[row] = depth
-            else:
-                depths[rows_of] = np.maximum(depths[rows_of], depth)
-        return depths
+            told += depth.to_bytes(4, sys.byteorder), self._rows_of.get(slots) or self._rows(slots)
+        return b"".join(told)
 
-    def _remember(self, slots: int, rows_of: np.ndarray) -> np.ndarray | list[int]:
-        """The rows that there are, to be found by these slots again; a list where they are few."""
+    def _rows(self, slots: int) -> bytes:
+        """How many of the slots have rows, and which; to be found by the slots again."""
+        assert self._slots is not None
         if len(self._rows_of) >= MAX_SLOT_SETS:
             self._rows_of.clear()
-        kept = rows_of[rows_of != NOWHERE]
-        self._rows_of[slots] = found = kept.tolist() if len(kept) <= FEW_ROWS else kept
+        rows = self._slots[_bits(slots)]
+        kept = rows[rows != NOWHERE]
+        self._rows_of[slots] = found = np.append(np.int32(len(kept)), kept).tobytes()
         return found
 
 

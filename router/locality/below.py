@@ -107,7 +107,7 @@ class Reach:
             for stranger in tier.replicas(self._pool) - self._rows.keys():
                 tier.remove(stranger)
             seats = self._seats[place] = tier.seats(self._pool, self._rows)
-        depths = tier.depths_of(seats, keys)
+        depths = seats.depths_of(keys)
         groups = self._groups[place]
         if groups is None:
             return depths

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from configs.native import address
 from events.load import DigestShape
 from router.locality.plane import Plane
 from router.locality.planes import NOBODY
@@ -20,11 +21,22 @@ MAX_INDEX_BYTES = 512 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class Seats:
     """Where an answer of `size` numbers comes from: for each plane, the column of each place, or
-    `NOBODY`. Good as long as the index is at `version`."""
+    `NOBODY`. Good as long as the index is at `version`. `addresses`: the same for a native kernel,
+    int64; `at`: where these lie."""
 
     version: int
     size: int
     planes: tuple[tuple[Plane, np.ndarray], ...]
+    addresses: np.ndarray
+    at: int
+
+    def depths_of(self, keys: bytes) -> np.ndarray:
+        """Leading blocks of the chain, its keys back to back, by place: int32 (size,)."""
+        if len(self.planes) == 1:
+            plane, columns = self.planes[0]
+            return plane.column_depths(keys)[columns]
+        found = [plane.column_depths(keys)[columns] for plane, columns in self.planes]
+        return np.sum(found, axis=0, dtype=np.int32) if found else np.zeros(self.size, np.int32)
 
 
 class DigestIndex:
@@ -135,7 +147,7 @@ class DigestIndex:
         return {replica for replica, home in self._homes.items() if home[0] == pool}
 
     def seats(self, pool: str, places: Mapping[str, int]) -> Seats:
-        """For `depths_of`: the answer has the depth of each replica at its place, 0 without a
+        """For look-ups: the answer has the depth of each replica at its place, 0 without a
         digest. All columns of the pool must have a place."""
         planes = []
         for (owner_pool, _), plane in self._planes.items():
@@ -144,15 +156,9 @@ class DigestIndex:
                 for replica, column in plane.columns():
                     columns[places[replica]] = column
                 planes.append((plane, columns))
-        return Seats(self.version, len(places), tuple(planes))
-
-    def depths_of(self, seats: Seats, keys: bytes) -> np.ndarray:
-        """Leading blocks of the chain, its keys back to back, by place: int32 (seats.size,)."""
-        if len(seats.planes) == 1:
-            plane, columns = seats.planes[0]
-            return plane.column_depths(keys)[columns]
-        found = [plane.column_depths(keys)[columns] for plane, columns in seats.planes]
-        return np.sum(found, axis=0, dtype=np.int32) if found else np.zeros(seats.size, np.int32)
+        looks = [(*plane.look_up_at, address(columns)) for plane, columns in planes]
+        addresses = np.array(looks or [0], np.int64)
+        return Seats(self.version, len(places), tuple(planes), addresses, address(addresses))
 
     def _plane(self, replica: str) -> Plane:
         return self._planes[self._homes[replica]]

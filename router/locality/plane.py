@@ -130,6 +130,12 @@ class Plane:
         """Owners, and the numbers of their columns."""
         return self._columns.items()
 
+    @property
+    def look_up_at(self) -> tuple[int, ...]:
+        """What a native kernel looks up with, until a column is added: see planes.py; empty
+        without one."""
+        return self._search.at
+
     def column_depths(self, keys: bytes) -> np.ndarray:
         """Leading blocks held by column, and 0 at `NOBODY`: int32; 0 where it is unknown. Good
         until it is asked again. `keys` are the chain's, back to back."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,7 +34,16 @@ WINDOW_BLOCKS = 3
 one false positive on its way overshoots by half of what was left."""
 
 
-Search = Callable[[bytes], np.ndarray]
+class Search(NamedTuple):
+    """A look-up in some rows. `at`: the native function, and what it is called with but for the
+    keys (see router/choice/survey.cpp); empty without one. `kept`: what must stay for it."""
+
+    look_up: Callable[[bytes], np.ndarray]
+    at: tuple[int, ...] = ()
+    kept: tuple[np.ndarray, ...] = ()
+
+    def __call__(self, keys: bytes) -> np.ndarray:
+        return self.look_up(keys)
 
 
 class PlaneKernels(Protocol):
@@ -63,16 +72,19 @@ class NativeKernels:
     def search(self, rows: np.ndarray, shape: DigestShape, known: np.ndarray) -> Search:
         words = rows.shape[1]
         found = np.zeros(64 * words + 1, np.int32)
+        function = self._library.wr_depths
         # To ask for an address takes as long as a short look-up.
-        call = partial(self._library.wr_depths, address(rows), words, shape.bits, shape.k)
+        first = (address(rows), words, shape.bits, shape.k)
         rest = (address(known), HEAD_BLOCKS, WINDOW_BLOCKS, address(found))
 
         def look_up(keys: bytes) -> np.ndarray:
             found.fill(0)
-            call(keys, len(keys) // KEY_BYTES, *rest)
+            function(*first, keys, len(keys) // KEY_BYTES, *rest)
             return found
 
-        return look_up
+        code = ctypes.cast(function, ctypes.c_void_p).value
+        assert code is not None
+        return Search(look_up, (code, *first, *rest), (rows, known, found))
 
     def change(self, rows: np.ndarray, column: int, spots: np.ndarray, to: bool) -> None:
         spots = np.ascontiguousarray(spots, np.uint32)
@@ -93,7 +105,7 @@ class NumpyKernels:
             halves = np.frombuffer(keys, "<u8").reshape(-1, 2)
             return self._depths(rows, shape, halves, known)
 
-        return look_up
+        return Search(look_up)
 
     def _depths(
         self, rows: np.ndarray, shape: DigestShape, halves: np.ndarray, known: np.ndarray

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Protocol, overload
 
 import numpy as np
 from msgspec import Struct
 
 from router.choice.route import RouteQuery
-from router.choice.sheet import TERMS, Figures
+from router.choice.sheet import LINE, TERMS, Best
 
 _SCORE, _OVERLAP = map(TERMS.index, ("score", "overlap_blocks"))
+_LINE_PLACE, _LINE_SCORE = map(LINE.index, ("place", "score"))
 
 
 class Candidate(Struct, frozen=True):
@@ -33,26 +35,19 @@ class Candidate(Struct, frozen=True):
 class Candidates(Sequence[Candidate]):
     """Candidates by replica id. They are made when looked at; what most rules need of all of them
     lies in arrays: `replicas`, `terms` (float64 (candidates, cost.TERMS)), and of these `scores`
-    and `overlaps` (leading blocks). `best` has the places of the best scores, as many as are shown
-    of a choice, best first, ties in order. `longest_blocks`: the most leading blocks that any of
-    them holds."""
+    and `overlaps` (leading blocks). `best` has the terms of the best score, `lines` those of the
+    next best too, as many as are shown of a choice, ties in order. `longest_blocks`: the most
+    leading blocks that any of them holds. Whoever surveys fills them in."""
 
-    def __init__(
-        self,
-        replicas: list[str],
-        terms: np.ndarray,
-        best: list[int],
-        figures: Figures,
-        make: Callable[[int], Candidate],
-    ) -> None:
-        self.replicas = replicas
-        self.best = best
-        self.terms = terms
-        self.figures = figures
-        self.longest_blocks = figures.longest_blocks
-        self._make = make
-        self._made: dict[int, Candidate] = {}
-        self._rows: dict[int, list[float]] = {}
+    replicas: list[str]
+    terms: np.ndarray
+    lines: np.ndarray
+    best: Best
+    longest_blocks: int
+    _made: dict[int, Candidate]
+
+    @abstractmethod
+    def _make(self, place: int) -> Candidate: ...
 
     def __len__(self) -> int:
         return len(self.replicas)
@@ -67,12 +62,13 @@ class Candidates(Sequence[Candidate]):
         """Leading blocks of all, float64 (candidates,)."""
         return self.terms[:, _OVERLAP]
 
-    def row(self, place: int) -> list[float]:
-        """The terms of one of them."""
-        row = self._rows.get(place)
-        if row is None:
-            row = self._rows[place] = self.terms[place].tolist()
-        return row
+    def at_least(self, score: float) -> list[int]:
+        """Places of those with such a score, in order. They are rarely more than the few best."""
+        scores = self.lines[:, _LINE_SCORE].tolist()
+        if len(scores) < len(self.replicas) and scores[-1] >= score:
+            return (self.scores >= score).nonzero()[0].tolist()
+        best = self.lines[:, _LINE_PLACE].astype(np.int64).tolist()
+        return sorted([place for place, own in zip(best, scores, strict=True) if own >= score])
 
     @overload
     def __getitem__(self, index: int) -> Candidate: ...
@@ -92,9 +88,9 @@ class Candidates(Sequence[Candidate]):
 
 
 class Pick(Struct, frozen=True):
-    """The candidate chosen, and why in a few words."""
+    """The replica chosen, and why in a few words."""
 
-    candidate: Candidate
+    replica: str
     reason: str
 
 

@@ -27,7 +27,7 @@ class BlockCost(Stateless):
         costs = [_cost(query, candidate) for candidate in candidates]
         lowest = min(costs)
         cheapest = [c for c, cost in zip(candidates, costs, strict=True) if cost == lowest]
-        return Pick(rng.choice(cheapest), f"{lowest:.0f} blocks")
+        return Pick(rng.choice(cheapest).replica, f"{lowest:.0f} blocks")
 
 
 def _cost(query: RouteQuery, candidate: Candidate) -> float:

@@ -36,17 +36,17 @@ class BoundedHash(Stateless):
         """The first on the ring that has room; a prompt without a block goes by load."""
         blocks = min(HEAD_BLOCKS, len(query.chain))
         if not blocks:
-            return Pick(least_loaded(candidates, rng), "no full block to hash")
+            return Pick(least_loaded(candidates, rng).replica, "no full block to hash")
         head = query.chain.data[(blocks - 1) * KEY_BYTES : blocks * KEY_BYTES]
         bound = LOAD_FACTOR * (1 + sum(c.requests for c in candidates)) / len(candidates)
         order = self._around(candidates.replicas, head)
         own = candidates[next(order)]
         if own.requests + 1 <= bound:
-            return Pick(own, "its hash")
+            return Pick(own.replica, "its hash")
         for rank, place in enumerate(order, 1):
             if candidates[place].requests + 1 <= bound:
-                return Pick(candidates[place], f"its hash, {rank} full before")
-        return Pick(own, "its hash")
+                return Pick(candidates.replicas[place], f"its hash, {rank} full before")
+        return Pick(own.replica, "its hash")
 
     def _around(self, replicas: Sequence[str], head: bytes) -> Iterator[int]:
         if self._ring.replicas != tuple(replicas):

@@ -16,4 +16,4 @@ class LeastLoad(Stateless):
 
     def pick(self, query: RouteQuery, candidates: Sequence[Candidate], rng: random.Random) -> Pick:
         """The least loaded."""
-        return Pick(least_loaded(candidates, rng), "least loaded")
+        return Pick(least_loaded(candidates, rng).replica, "least loaded")

@@ -29,9 +29,9 @@ class LongestPrefix(Stateless):
         loads = [candidate.requests for candidate in candidates]
         most, least = max(loads), min(loads)
         if most - least > BALANCE_ABSOLUTE and most > BALANCE_RELATIVE * least:
-            return Pick(least_loaded(candidates, rng), "out of balance")
+            return Pick(least_loaded(candidates, rng).replica, "out of balance")
         longest = max(candidate.overlap_blocks for candidate in candidates)
         if longest * query.block_tokens <= MATCH_THRESHOLD * query.prompt_tokens:
-            return Pick(least_loaded(candidates, rng), "match too short")
+            return Pick(least_loaded(candidates, rng).replica, "match too short")
         holders = [c for c in candidates if c.overlap_blocks == longest]
-        return Pick(least_loaded(holders, rng), "longest prefix")
+        return Pick(least_loaded(holders, rng).replica, "longest prefix")

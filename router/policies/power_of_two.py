@@ -22,4 +22,4 @@ class PowerOfTwo(Stateless):
         """The first of the two where both have as many."""
         drawn = rng.sample(range(len(candidates)), min(2, len(candidates)))
         lesser = min((candidates[place] for place in drawn), key=lambda c: c.requests)
-        return Pick(lesser, "the lesser of two")
+        return Pick(lesser.replica, "the lesser of two")

@@ -43,21 +43,21 @@ class Preble:
         matched = candidates.longest_blocks * query.block_tokens
         if matched <= query.prompt_tokens - matched:
             costs = loads + candidates.terms[:, [_PREFILL, _EVICTION]].sum(axis=1)
-            return Pick(candidates[_least(costs, rng)], "explored")
+            return Pick(candidates.replicas[_least(costs, rng)], "explored")
         holders = np.flatnonzero(candidates.overlaps == candidates.longest_blocks)
         holder = int(holders[_least(loads[holders], rng)])
         if loads[holder] == loads.max() and loads[holder] > IMBALANCE * loads.min():
-            return Pick(candidates[_least(loads, rng)], "off the heaviest")
-        return Pick(candidates[holder], "exploited")
+            return Pick(candidates.replicas[_least(loads, rng)], "off the heaviest")
+        return Pick(candidates.replicas[holder], "exploited")
 
     def placed(self, query: RouteQuery, candidates: Candidates, pick: Pick) -> None:
         """The work goes into the window; the oldest leaves it."""
         if len(self._recent) == self._recent.maxlen:
             self._forget(*self._recent[0])
-        place = candidates.replicas.index(pick.candidate.replica)
+        place = candidates.replicas.index(pick.replica)
         ms = float(candidates.terms[place, _PREFILL]) + OUTPUT_TOKENS * TOKEN_MS
-        self._recent.append((pick.candidate.replica, ms))
-        self._placed_ms[pick.candidate.replica] += ms
+        self._recent.append((pick.replica, ms))
+        self._placed_ms[pick.replica] += ms
 
     def _forget(self, replica: str, ms: float) -> None:
         self._placed_ms[replica] -= ms

@@ -16,4 +16,4 @@ class Random(Stateless):
 
     def pick(self, query: RouteQuery, candidates: Sequence[Candidate], rng: random.Random) -> Pick:
         """Any."""
-        return Pick(rng.choice(candidates), "at random")
+        return Pick(rng.choice(candidates).replica, "at random")

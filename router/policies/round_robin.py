@@ -21,8 +21,8 @@ class RoundRobin:
         """The next id in order."""
         ordered = sorted(candidates, key=lambda candidate: candidate.replica)
         later = (candidate for candidate in ordered if candidate.replica > self._last)
-        return Pick(next(later, ordered[0]), "its turn")
+        return Pick(next(later, ordered[0]).replica, "its turn")
 
     def placed(self, query: RouteQuery, candidates: Sequence[Candidate], pick: Pick) -> None:
         """The turn is taken."""
-        self._last = pick.candidate.replica
+        self._last = pick.replica

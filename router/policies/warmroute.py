@@ -37,33 +37,29 @@ class Warmroute:
 
     def pick(self, query: RouteQuery, candidates: Candidates, rng: random.Random) -> Pick:
         """The best score, unless its hot prefix deserves one more holder that waits no longer."""
-        best = self._choice(candidates, _at_home(candidates, self._tied(candidates)), rng)
-        other = self._new_holder(query, candidates, best, rng)
-        if other is not None:
-            return Pick(candidates[other], "one more holder for a hot prefix")
-        overlap = int(candidates.row(best)[_OVERLAP])
+        best, longest = candidates.best, candidates.longest_blocks
+        place, overlap = int(best.place), best.overlap_blocks
+        enough = best.score - _margin_ms(best.saved_prefill_ms, best.prefill_ms)
+        if best.runner_up >= enough:
+            tied = candidates.at_least(enough)
+            place = self._choice(candidates, _at_home(candidates, tied), rng)
+            overlap = float(candidates.terms[place, _OVERLAP])
+        if overlap == longest > 0:
+            other = self._new_holder(query, candidates, place, rng)
+            if other is not None:
+                return Pick(candidates.replicas[other], "one more holder for a hot prefix")
+        replica = candidates.replicas[place]
         if not overlap:
-            return Pick(candidates[best], "cold: least cost")
-        longest = overlap == candidates.longest_blocks
-        return Pick(candidates[best], "warm" if longest else "less warm, but sooner")
+            return Pick(replica, "cold: least cost")
+        return Pick(replica, "warm" if overlap == longest else "less warm, but sooner")
 
     def placed(self, query: RouteQuery, candidates: Candidates, pick: Pick) -> None:
         """Remember the prefix and the place."""
         self._heat.note(query.chain, candidates.longest_blocks)
         if len(self._recent) == self._recent.maxlen:
             self._placed[self._recent[0]] -= 1
-        self._recent.append(pick.candidate.replica)
-        self._placed[pick.candidate.replica] += 1
-
-    def _tied(self, candidates: Candidates) -> list[int]:
-        """Places of the best, in order. They are rarely more than the few best that are known."""
-        best, scores = candidates.best, candidates.figures.best_scores
-        enough = scores[0] - _margin_ms(candidates, best[0])
-        if len(best) < len(candidates.replicas) and scores[-1] >= enough:
-            return (candidates.scores >= enough).nonzero()[0].tolist()
-        if len(scores) == 1 or scores[1] < enough:
-            return best[:1]
-        return sorted([place for place, score in zip(best, scores, strict=True) if score >= enough])
+        self._recent.append(pick.replica)
+        self._placed[pick.replica] += 1
 
     def _choice(self, candidates: Candidates, tied: list[int], rng: random.Random) -> int:
         """One of those who got fewest of the last requests."""
@@ -77,17 +73,19 @@ class Warmroute:
     def _new_holder(
         self, query: RouteQuery, candidates: Candidates, best: int, rng: random.Random
     ) -> int | None:
-        """The place of one more holder of the prefix that the best one shares."""
+        """The place of one more holder of the prefix, of which the best one has all that anybody
+        has."""
         shared = candidates.longest_blocks
         deserved = self._heat.holders_deserved(query.chain, shared, len(candidates))
-        if not deserved or candidates.row(best)[_OVERLAP] < shared:
+        if not deserved:
             return None
         others = np.flatnonzero(candidates.overlaps < shared)
         if len(candidates) - len(others) >= deserved:
             return None
         scores = candidates.scores[others]
         first = int(scores.argmax())
-        enough = scores[first] - _margin_ms(candidates, int(others[first]))
+        saved_ms, prefill_ms = candidates.terms[others[first], [_SAVED, _PREFILL]].tolist()
+        enough = scores[first] - _margin_ms(saved_ms, prefill_ms)
         other = self._choice(candidates, others[scores >= enough].tolist(), rng)
         waits_longer = _waiting_ms(candidates, other) > _waiting_ms(candidates, best) + TIE_MS
         return None if waits_longer else other
@@ -106,9 +104,8 @@ def _at_home(candidates: Candidates, tied: list[int]) -> list[int]:
     return [place for place, transfer, held in home if not transfer and held == most] or tied
 
 
-def _margin_ms(candidates: Candidates, place: int) -> float:
-    terms = candidates.row(place)
-    return max(TIE_MS, TIE_SHARE * (terms[_SAVED] + terms[_PREFILL]))
+def _margin_ms(saved_ms: float, prefill_ms: float) -> float:
+    return max(TIE_MS, TIE_SHARE * (saved_ms + prefill_ms))
 
 
 def _waiting_ms(candidates: Candidates, place: int) -> float:

@@ -34,7 +34,7 @@ class Weighted(Stateless):
         scores = [_score(query, candidate, min(loads), max(loads)) for candidate in kept]
         highest = max(scores)
         best = [c for c, score in zip(kept, scores, strict=True) if score == highest]
-        return Pick(rng.choice(best), f"weighted {highest:.2f}")
+        return Pick(rng.choice(best).replica, f"weighted {highest:.2f}")
 
 
 def _sticky(query: RouteQuery, candidates: Sequence[Candidate]) -> Sequence[Candidate]:

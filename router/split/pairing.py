@@ -53,9 +53,7 @@ _COST = [
         "harm_ms", "eviction_ms", "overload_ms", "lateness_ms",
     )
 ]  # fmt: skip
-_TTFT, _CACHED, _PREFILL, _TRANSFER = map(
-    TERMS.index, ("ttft_ms", "cached_tokens", "prefill_ms", "transfer_ms")
-)
+_TTFT, _PREFILL, _TRANSFER = map(TERMS.index, ("ttft_ms", "prefill_ms", "transfer_ms"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,4 +240,4 @@ def _costs(candidates: Candidates) -> np.ndarray:
 
 def _cached(candidates: Candidates) -> int:
     """Tokens of the prompt that the cheapest need not compute."""
-    return int(candidates.terms[candidates.best[0], _CACHED])
+    return int(candidates.best.cached_tokens)

@@ -136,7 +136,7 @@ class World:
     def look_up(self, number: int) -> Callable[[], None]:
         """The index's part of it."""
         query = self.queries[number % CHAINS]
-        self.fleet.index.depths_of(self.seats, query.chain.data)
+        self.seats.depths_of(query.chain.data)
         return lambda: None
 
     def wrong_depth_ratio(self) -> float:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.choice.route import RouteQuery
-from router.choice.sheet import TERMS, Figures
+from router.choice.sheet import LINE, TERMS, Best
 from router.policies import make_policy
 from router.policies.base import Candidate, Candidates
 from tests.router.kit import BLOCK_TOKENS, World, prompt
@@ -41,21 +41,32 @@ def field(*made: Candidate, **terms: list[float]) -> Candidates:
     table[:, TERMS.index("overlap_blocks")] = [c.overlap_blocks for c in made]
     for name, values in terms.items():
         table[:, TERMS.index(name)] = values
-    longest = max(c.overlap_blocks for c in made)
-    scores = table[:, TERMS.index("score")].tolist()
-    figures = Figures(0.0, 0.0, longest, scores[:1])
-    return Candidates([c.replica for c in made], table, [0], figures, made.__getitem__)
+    return Made(made, table)
+
+
+class Made(Candidates):
+    """Of a table, the first of which is the best."""
+
+    def __init__(self, made: tuple[Candidate, ...], terms: np.ndarray) -> None:
+        self._of, self._made = made, {}
+        self.replicas, self.terms = [c.replica for c in made], terms
+        self.lines = np.zeros((1, len(LINE)))
+        self.best = Best()
+        self.longest_blocks = max(c.overlap_blocks for c in made)
+
+    def _make(self, place: int) -> Candidate:
+        return self._of[place]
 
 
 def chosen(policy: str, candidates: Candidates, group: int = 1) -> str:
     pick = make_policy(policy).pick(query(group), candidates, random.Random(1))
-    return pick.candidate.replica
+    return pick.replica
 
 
 def test_power_of_two_never_takes_the_worst_and_draws_all_others() -> None:
     policy, rng = make_policy("power_of_two"), random.Random(1)
     candidates = field(*(one(f"r{n}", requests=n) for n in range(4)))
-    names = Counter(policy.pick(query(), candidates, rng).candidate.replica for _ in range(300))
+    names = Counter(policy.pick(query(), candidates, rng).replica for _ in range(300))
     assert names.keys() == {"r0", "r1", "r2"}
     assert names["r0"] > names["r1"] > names["r2"]
     assert chosen("power_of_two", field(one("alone"))) == "alone"
@@ -64,7 +75,7 @@ def test_power_of_two_never_takes_the_worst_and_draws_all_others() -> None:
 def owners(policy: str, names: list[str]) -> list[str]:
     rule, rng = make_policy(policy), random.Random(1)
     candidates = field(*map(one, names))
-    return [rule.pick(query(g), candidates, rng).candidate.replica for g in range(1, 201)]
+    return [rule.pick(query(g), candidates, rng).replica for g in range(1, 201)]
 
 
 def test_a_replica_that_leaves_moves_only_its_own_heads() -> None:
@@ -138,7 +149,7 @@ def test_preble_explores_where_load_eviction_and_prefill_are_least() -> None:
     first = policy.pick(query(), candidates, rng)
     policy.placed(query(), candidates, first)
     second = policy.pick(query(), candidates, rng)
-    assert (first.candidate.replica, second.candidate.replica) == ("a", "b")
+    assert (first.replica, second.replica) == ("a", "b")
 
 
 def test_preble_takes_from_the_heaviest() -> None:
@@ -148,5 +159,5 @@ def test_preble_takes_from_the_heaviest() -> None:
     for _ in range(3):
         pick = policy.pick(query(), candidates, rng)
         policy.placed(query(), candidates, pick)
-        names.append(pick.candidate.replica)
+        names.append(pick.replica)
     assert names == ["warm", "idle", "warm"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from events.decision import CandidateTerms
 from events.load import DecodeFit, PrefillFit
@@ -18,10 +18,23 @@ from router.choice.cost import NumpyPricer
 from router.choice.pricer import native_pricer
 from router.choice.reserve import SIZES, Booked
 from router.choice.score import SHOWN
-from router.choice.sheet import BEST, Below, Demand, Pricer, Sheet
+from router.choice.sheet import (
+    BEST,
+    EVIDENCE,
+    LINE,
+    ROW,
+    TERMS,
+    Below,
+    Best,
+    Demand,
+    Pricer,
+    Prices,
+    Sheet,
+)
 from router.fleet.board import row_of
+from router.locality.index import DigestIndex
 from router.policies.base import Candidate
-from tests.router.kit import World, hello, load, prompt
+from tests.router.kit import POOL, SHAPE, World, digest_bits, hello, load, prompt
 from tests.router.oracle import pick as oracle_pick
 from tests.router.oracle.cost import credit
 from tests.router.oracle.score import Candidate as OracleCandidate
@@ -78,6 +91,7 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
     for _ in range(20):
         world.clock.pass_s(rng.choice([0.0, 0.3, 2.0]))
         brain.optimistic.expire(world.clock())
+        world.fleet.check()
         for _ in range(rng.randrange(3)):
             seen = {brain.router_boot: rng.randrange(20)}
             world.fleet.on_load(f"r{rng.randrange(replicas)}", 1, some_load(rng, seen=seen))
@@ -88,8 +102,8 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
         )
         expected = oracle.survey(query, brain._output_tokens, world.clock())
         found = brain._scorer.survey(query, brain._output_tokens, world.clock())
-        assert [c.replica for c in found.candidates] == list(expected.scored)
-        for mine, theirs in zip(found.candidates, expected.candidates(), strict=True):
+        assert [c.replica for c in found] == list(expected.scored)
+        for mine, theirs in zip(found, expected.candidates(), strict=True):
             same(mine, found.shown(mine.replica)[0], theirs)
             of, oracle_of = found.scored(mine.replica), expected.scored[mine.replica]
             assert (of.cached_tokens, of.digest_blocks, of.new_blocks) == (
@@ -108,7 +122,7 @@ def test_choices_are_those_of_one_by_one(seed: int, replicas: int) -> None:
         dice.setstate(brain.rng.getstate())
         pick = policy.pick(query, expected.candidates(), dice)
         decision = brain.decide(query)
-        assert (decision.replica, decision.reason) == (pick.candidate.replica, pick.reason)
+        assert (decision.replica, decision.reason) == (pick.replica, pick.reason)
         best = sorted(expected.candidates(), key=lambda c: -c.terms.score)
         others = [c.replica for c in best if c.replica != decision.replica]
         shown = [decision.replica, *others, *(terms.replica for terms in expected.filtered)]
@@ -154,23 +168,82 @@ def test_the_native_pricer_is_its_twin(seed: int, replicas: int) -> None:
     startup_ms = None
     if rng.random() < 0.5:
         startup_ms = np.array([rng.choice([0.0, 500 * rng.random()]) for _ in members])
-    question = (demand, asked, depths, there, world.clock(), below, startup_ms)
+    question = (demand, world.clock(), asked, below, startup_ms)
     pricers: list[Pricer] = [native_pricer(), NumpyPricer()]
-    found = [astuple(pricer.price(sheet_of(rows), *question)) for pricer in pricers]
-    (state, terms, best, figures), (twins_state, twins_terms, twins_best, twins) = found
-    assert figures.longest_blocks == twins.longest_blocks
-    assert figures.least_queued_tokens == twins.least_queued_tokens
-    assert figures.soonest_ms == pytest.approx(twins.soonest_ms)
-    assert figures.best_scores == terms[best, 0].tolist()
-    assert twins.best_scores == twins_terms[twins_best, 0].tolist()
-    np.testing.assert_array_equal(state, twins_state)
-    np.testing.assert_allclose(terms, twins_terms, rtol=1e-12, atol=1e-9)
-    assert np.isfinite(terms).all()
-    assert terms[best, 0].tolist() == pytest.approx(twins_terms[twins_best, 0].tolist())
-    assert best == np.argsort(-terms[:, 0], kind="stable")[:BEST].tolist()
+    found = [pricer.price(sheet_of(rows, there, depths), *question) for pricer in pricers]
+    same_prices(*found)
+    for prices in found:
+        best = np.argsort(-prices.terms[:, 0], kind="stable")[:BEST]
+        lines, at = prices.lines, prices.rows[best]
+        assert lines[:, 0].tolist() == best.tolist()
+        assert lines[:, 1].tolist() == at.tolist()
+        np.testing.assert_array_equal(lines[:, 2 : 2 + len(TERMS)], prices.terms[best])
+        evidence = np.array(rows)[at][:, [ROW.index(name) for name in EVIDENCE]]
+        np.testing.assert_array_equal(lines[:, 2 + len(TERMS) : -1], evidence)
+        assert lines[:, -1].tolist() == there[at].tolist()
 
 
-def sheet_of(rows: list[tuple[float, ...]]) -> Sheet:
+def same_prices(mine: Prices, theirs: Prices) -> None:
+    """Equal but for the last bits of numbers."""
+    np.testing.assert_array_equal(mine.state, theirs.state)
+    np.testing.assert_array_equal(mine.rows, theirs.rows)
+    np.testing.assert_allclose(mine.terms, theirs.terms, rtol=1e-12, atol=1e-9)
+    assert np.isfinite(mine.terms).all()
+    assert mine.best.longest_blocks == theirs.best.longest_blocks
+    assert mine.best.least_queued_tokens == theirs.best.least_queued_tokens
+    assert mine.best.soonest_ms == pytest.approx(theirs.best.soonest_ms)
+    assert mine.best.runner_up == pytest.approx(theirs.best.runner_up)
+    for prices in (mine, theirs):
+        if len(prices.lines):
+            assert list(astuple(prices.best)[4:]) == prices.lines[0].tolist()
+        if len(prices.lines) > 1:
+            assert prices.best.runner_up == prices.lines[1, 2]
+
+
+def test_the_best_is_told_as_a_line() -> None:
+    assert Best.__struct_fields__[4:] == LINE
+
+
+def sheet_of(rows: list[tuple[float, ...]], there: np.ndarray, depths: np.ndarray) -> Sheet:
     sheet = Sheet(len(rows))
     sheet.table[:] = rows
+    sheet.there[:], sheet.depths[:] = there, depths
     return sheet
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 32), replicas=st.integers(1, 70))
+def test_the_native_survey_is_its_twin(seed: int, replicas: int) -> None:
+    rng, world = random.Random(seed), World()
+    shapes = [SHAPE, replace(SHAPE, k=5)]
+    names = [f"r{number}" for number in range(replicas)]
+    index = DigestIndex()
+    for name in names:
+        shape = rng.choice(shapes[: rng.choice([1, 2])])
+        if rng.random() < 0.8 and index.place(name, POOL, shape) and rng.random() < 0.9:
+            index.reset(name, digest_bits(*rng.choice(DIGESTS), shape=shape))
+    rows = {name: row for row, name in enumerate(rng.sample(names, replicas))}
+    seats, keys = index.seats(POOL, rows), rng.choice([*CHAINS, SHARED]).data
+    promises = b""
+    for _ in range(rng.randrange(3)):
+        told = rng.sample(range(replicas), rng.randrange(replicas + 1))
+        promises += np.array([rng.randrange(20), len(told), *told], np.int32).tobytes()
+    booked = Booked(requests=1, prefilling=1, unseen_requests=1, unseen_prefill_ms=9.0)
+    fleet_of(world, rng, replicas)
+    table = [row_of(world.fleet.member(name), rng.choice([booked, Booked()])) for name in names]
+    demand = Demand(rng.randrange(1, 3_000), rng.random() * 100, 16, rng.choice([None, 50.0]))
+    asked = rng.choice([None, np.array([rng.random() < 0.9 for _ in names], np.uint8)])
+    question = (demand, world.clock(), asked)
+    sheets, found = [], []
+    for pricer in (native_pricer(), NumpyPricer()):
+        empty = np.zeros(replicas, np.int32)
+        whole, parts = (sheet_of(table, empty, empty) for _ in range(2))
+        found.append(pricer.survey(whole, seats, keys, promises, *question))
+        pricer.look(parts, seats, keys, promises)
+        same_prices(found[-1], pricer.price(parts, *question))
+        np.testing.assert_array_equal(whole.there, seats.depths_of(keys))
+        sheets.append(whole)
+    same_prices(*found)
+    np.testing.assert_array_equal(sheets[0].there, sheets[1].there)
+    np.testing.assert_array_equal(sheets[0].depths, sheets[1].depths)

@@ -63,7 +63,7 @@ def test_runs_are_those_that_the_price_counts() -> None:
             np.array([speeds]),
             demand,
         )
-        runs = runs_of(b, c, overlap, depths, speeds, range(3), demand)
+        runs = runs_of(b, c, overlap, depths, speeds, range(3), 16, demand.prompt_tokens)
         brought = sum(run.end - run.first for run in runs)
         assert brought == 16 * (reach[0] - overlap)
         assert all(run.first < run.end for run in runs)

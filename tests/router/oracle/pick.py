@@ -31,19 +31,21 @@ class Warmroute:
         best = self._best(candidates, rng, at_home=True)
         spread = self._new_holder(query, candidates, best, rng)
         if spread is not None:
-            return Pick(spread, "one more holder for a hot prefix")
+            return Pick(spread.replica, "one more holder for a hot prefix")
         if not best.overlap_blocks:
-            return Pick(best, "cold: least cost")
+            return Pick(best.replica, "cold: least cost")
         longest = _longest(candidates)
-        return Pick(best, "warm" if best.overlap_blocks == longest else "less warm, but sooner")
+        return Pick(
+            best.replica, "warm" if best.overlap_blocks == longest else "less warm, but sooner"
+        )
 
     def placed(self, query: RouteQuery, candidates: Sequence[Candidate], pick: Pick) -> None:
         """Remember the prefix and the place."""
         self._heat.note(query.chain, _longest(candidates))
         if len(self._recent) == self._recent.maxlen:
             self._placed[self._recent[0]] -= 1
-        self._recent.append(pick.candidate.replica)
-        self._placed[pick.candidate.replica] += 1
+        self._recent.append(pick.replica)
+        self._placed[pick.replica] += 1
 
     def _best(
         self, candidates: Sequence[Candidate], rng: random.Random, at_home: bool = False
