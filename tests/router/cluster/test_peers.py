@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import random
+from collections import Counter, deque
 from contextlib import ExitStack
 
 import pytest
@@ -229,3 +230,81 @@ def test_unknown_tenants_cost_no_look_at_all_that_are_known() -> None:
     with pytest.raises(UserError):
         router.limits.account(router.tenants.named("late")).request()
     assert len(looks) == 2
+
+
+@pytest.mark.parametrize("routers", [2, 3])
+@pytest.mark.parametrize("delay", [0, 1, 4, 9, 20])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_R1_a_burst_overloads_nobody_by_more_than_what_came_within_one_sync_delay(
+    routers: int, delay: int, seed: int
+) -> None:
+    """Arrivals at random routers; what each says reaches the others `delay` arrivals later."""
+    rng, clock, replicas = random.Random(seed), Clock(), [f"r{number}" for number in range(8)]
+    boots = dict.fromkeys(replicas, 1)
+    all_of = [Router(f"q{n}", 1, clock, boots) for n in range(routers)]
+    for router in all_of:
+        router.listen()
+        for peer in all_of:
+            if peer is not router:
+                router.hear(peer.name, seal(peer.name, 1, 0, 0, PeerAsk()))
+        asyncio.run(router.sync.tick())
+        router.wire.out.clear()
+    placed: Counter[str] = Counter()
+    on_the_way: deque[list[tuple[str, bytes]]] = deque()
+    for number in range(1, 97):
+        decision = rng.choice(all_of).world.decide(prompt((number, 8)))
+        placed[decision.replica] += 1
+        on_the_way.append([])
+        for router in all_of:
+            asyncio.run(router.sync.tick())
+            on_the_way[-1] += [(router.name, data) for data in router.wire.out]
+            router.wire.out.clear()
+        if len(on_the_way) > delay:
+            for sender, data in on_the_way.popleft():
+                for router in all_of:
+                    if router.name != sender:
+                        router.hear(sender, data)
+        fair = -(-number // len(replicas))
+        assert max(placed.values()) - fair <= delay, (number, placed)
+
+
+def test_E9_after_a_gap_only_a_whole_state_is_believed_to_be_all() -> None:
+    router = Router("a", 1, Clock(), {"r0": 1})
+    router.listen()
+    peers = router.world.brain.peers
+
+    def whole() -> bool:
+        (view,) = peers.views(0.0)
+        return view.whole
+
+    router.hear("b", seal("b", 1, 0, 1, PeerState()))
+    assert whole()
+    router.wire.gap("reconnect")
+    router.hear("b", seal("b", 1, 0, 2, PeerDelta(sent=(sent(1),))))
+    assert not whole()
+    router.hear("b", seal("b", 1, 0, 3, PeerState((sent(1),))))
+    assert whole()
+
+
+def test_E1_one_lost_message_is_asked_after_once() -> None:
+    clock = Clock()
+    router = Router("a", 1, clock, {"r0": 1})
+    router.listen()
+
+    def asks() -> int:
+        asyncio.run(router.sync.tick())
+        said, router.wire.out = router.wire.out, []
+        return said.count(seal("a", 1, 0, router.sync._seq, PeerAsk()))
+
+    asks()
+    clock.pass_s(1.0)
+    router.hear("b", seal("b", 1, 0, 1, PeerState()))
+    router.hear("b", seal("b", 1, 0, 2, PeerDelta(sent=(sent(1),))))
+    assert asks() == 0
+    router.hear("b", seal("b", 1, 0, 4, PeerDelta(sent=(sent(3),))))
+    assert asks() == 1
+    router.hear("b", seal("b", 1, 0, 5, PeerState((sent(1), sent(2), sent(3)))))
+    clock.pass_s(1.0)
+    router.hear("b", seal("b", 1, 0, 6, PeerDelta(ended=(1,))))
+    assert asks() == 0
+    assert router.world.brain.peers.open == 2
