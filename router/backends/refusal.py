@@ -16,12 +16,17 @@ from router.errors import ERROR, REFUSED, AttemptError
 OURS_TO_ANSWER = (401, 403, 404, 407)
 """Refusals that are about this gateway's settings, not about the client's request."""
 
+OF_OUR_KEY = (401, 407)
+"""Those that every request would get."""
+
 BUSY = (408, 425, 429)
 SALT = "cache_salt"
 """The field of a request that the gateway adds."""
 
 REFUSES_SALT = "salt_refused"
-"""The alarm, and the error's code."""
+REFUSES_US = "backend_refuses"
+ALARMS = (REFUSES_SALT, REFUSES_US)
+"""Codes of errors that are also alarms, until the backend answers."""
 
 
 def callers_mistake(status: int) -> bool:
@@ -31,15 +36,16 @@ def callers_mistake(status: int) -> bool:
 
 def refused(status: int, retry_after: str = "") -> AttemptError:
     """Not the caller's to mend."""
-    kind = REFUSED if status in OURS_TO_ANSWER or status in BUSY else ERROR
-    busy = status in BUSY or status == 503
+    ours, busy = status in OURS_TO_ANSWER, status in BUSY or status == 503
+    once = status in BUSY or (ours and status not in OF_OUR_KEY)
+    kind = REFUSED if once else ERROR
     return AttemptError(
         kind,
         CoreError(
             status=503 if busy else 502,
             message="the backend is busy" if busy else f"the backend answered with status {status}",
             type="server_error",
-            code="backend_busy" if busy else "backend_error",
+            code="backend_busy" if busy else REFUSES_US if ours else "backend_error",
             retry_after_s=_wait_s(retry_after) if busy else None,
         ),
     )

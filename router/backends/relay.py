@@ -21,7 +21,7 @@ from router.backends.client import BackendClient
 from router.backends.events import Events
 from router.backends.join import Seat
 from router.backends.refusal import (
-    REFUSES_SALT,
+    ALARMS,
     callers_mistake,
     names_salt,
     refused,
@@ -100,14 +100,15 @@ class Relay:
         try:
             with seat.carrying(attempt):
                 response = await passage.carry(self._clients[seat.backend.id], call)
-            if attempt.answered and call.salt(seat):
-                self._alarms.clear(REFUSES_SALT, seat.backend.id)
+            if attempt.answered:
+                for name in ALARMS:
+                    self._alarms.clear(name, seat.backend.id)
             if passage.failed:
                 self._metrics.stream_error(attempt.status)
             return response
         except AttemptError as failure:
-            if failure.error.code == REFUSES_SALT:
-                self._alarms.raise_(REFUSES_SALT, seat.backend.id, "requests to it name cache_salt")
+            if failure.error.code in ALARMS:
+                self._alarms.raise_(failure.error.code, seat.backend.id, failure.error.message)
             if not writer.response.prepared:
                 run.give_up_or_retry(failure)
                 return None

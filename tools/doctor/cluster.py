@@ -23,6 +23,10 @@ MEANINGS = {
     "salt_unknown": ("tenants' own blocks are never found", "the same tenants on both sides"),
     "backend_down": ("its server does not answer", "does it run, and at this url?"),
     "salt_refused": ("it answers nobody", "`cache_salt = false` for it, `up --no-cache-salt`"),
+    "backend_refuses": (
+        "it answers some or all with a 4xx",
+        "its key, `model`, and what it offers",
+    ),
     "replica_stalled": ("it is stopped or overloaded", "its log, and the machine's load"),
     "block_size_mismatch": ("refused: other block size", "the same `block_tokens` everywhere"),
     "template_mismatch": ("refused: other chat template", "the same model files everywhere"),

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.openai_server import Asked, answer, piece, refuse, silent
 from tests.fakes.scripts import die_in_stream
 from tests.router.backends.house import PATH, ForeignHouse, read
-from tests.router.gateway.house import CHAT, STREAM, events
+from tests.router.gateway.house import CHAT, STREAM, distinct, events
 from tests.waiting import until
 
 LONG = {**STREAM, "messages": [{"role": "user", "content": "a long prompt " * 20}]}
@@ -252,7 +252,16 @@ async def test_R11_a_callers_mistake_is_passed_on_and_opens_no_breaker(
 
 @pytest.mark.parametrize(
     ("status", "seen", "faults"),
-    [(401, 502, 0), (404, 502, 0), (429, 503, 0), (500, 502, 1), (503, 503, 1), (307, 502, 1)],
+    [
+        (401, 502, 1),
+        (407, 502, 1),
+        (403, 502, 0),
+        (404, 502, 0),
+        (429, 503, 0),
+        (500, 502, 1),
+        (503, 503, 1),
+        (307, 502, 1),
+    ],
 )
 async def test_what_is_no_callers_mistake_is_not_blamed_on_him(
     house: ForeignHouse, http, status: int, seen: int, faults: int
@@ -262,6 +271,26 @@ async def test_what_is_no_callers_mistake_is_not_blamed_on_him(
     assert response.status == seen
     assert json.loads(body)["error"]["type"] == "server_error"
     assert house.fleet.member("f0").breaker.failures == faults
+    ours = status in (401, 403, 404, 407)
+    assert house.fleet.alarms.active("backend_refuses", "f0") == ours
+    house.tell(answer)
+    response, _ = await read(house, http, CHAT)
+    assert response.status == 200
+    assert not house.fleet.alarms.active("backend_refuses", "f0")
+
+
+async def test_a_backend_that_refuses_our_key_costs_no_client_an_answer(
+    build: Callable, http
+) -> None:
+    """However many: they would soon be more than the budget of retries holds."""
+    house = await build(servers=2)
+    wrong = house.servers[0]
+    wrong.script = refuse(401)
+    for number in range(60):
+        response, _ = await read(house, http, distinct(PATH, CHAT, number))
+        assert (response.status, response.headers["x-warmroute-replica"]) == (200, "f1")
+    assert 1 <= len(wrong.asked) < 15
+    await house.settled()
 
 
 async def test_when_to_come_again_is_the_servers_to_say(house: ForeignHouse, http) -> None:
