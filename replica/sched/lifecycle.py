@@ -143,7 +143,7 @@ class Lifecycle:
         if request.in_flight or request.transfers:
             return
         if request.state is State.DRAINING:
-            request.lost_tokens = request.committed
+            request.lost_tokens = max(request.lost_tokens, request.committed)
             request.recomputed_tokens += request.committed
             self.recomputed_tokens += request.committed
             self._release(request)

@@ -41,7 +41,7 @@ class State(Enum):
 class Request:
     """`tokens` is all that is known, prompt and output. `computed` counts tokens whose KV is there
     or planned, `committed` those whose KV is certain; they differ only while a row is in flight.
-    `lost_tokens`: how many were computed when it was last preempted. `rent_ms`: what its KV has
+    `lost_tokens`: the most that it had whenever it was preempted. `rent_ms`: what its KV has
     cost others while it is held, `held_cost_ms` in all holds before.
     `adapter`: the name of its LoRA adapter, or empty; `adapter_since_s`: since when it waits for
     a place of it.

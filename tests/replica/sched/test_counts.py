@@ -61,3 +61,29 @@ def test_O7_every_prompt_token_is_a_hit_or_a_miss_and_all_counters_agree(seed: i
     assert hits + misses == queried
     assert (load.waiting, load.running, load.held_requests, load.held_blocks) == (0, 0, 0, 0)
     assert (load.queued_prefill_tokens, load.running_context_tokens) == (0, 0)
+
+
+def test_what_was_had_before_two_preemptions_is_no_hit_when_it_is_found_again() -> None:
+    """28 tokens are found; all is lost; 20 are computed again, and lost; then another one's blocks
+    are found. A hit is what the request was spared: still 28."""
+    bench = Bench(64, 4, max_step_tokens=10)
+    prompt = tokens_of(1, 41)
+    bench.add(prompt[:30], sampling(1))
+    bench.run()
+    child = bench.add(prompt, sampling(3))
+    request = bench.scheduler.table.get(child)
+    assert request is not None
+    for _ in range(2):
+        bench.step()
+        bench.step()
+        bench.scheduler.lifecycle.preempt(request)
+        bench.scheduler.clear_cache()
+    bench.scheduler.lifecycle.hold(child)
+    bench.add(prompt, sampling(1))
+    bench.run()
+    bench.scheduler.lifecycle.resume(child)
+    bench.run()
+    bench.assert_right()
+    bench.assert_empty()
+    assert bench.cached(child) == 28
+    assert bench.outputs[child][-1].recomputed_tokens == 21
