@@ -87,7 +87,7 @@ class RouterBrain:
         self._clock = clock
         self._policy = make_policy(config.policy)
         self.shadow = Shadow(config.shadow_policy, clock)
-        self.peers = Peers(self.ledger.changed)
+        self.peers = Peers()
         self._scorer = Scorer(
             fleet,
             self.ledger,
@@ -223,10 +223,13 @@ class RouterBrain:
 
     def _believed(self, entry: _Open, outcome: Outcome) -> Outcome:
         """Other engines may count a prompt in another way, ours can't."""
+        most = entry.decision.prompt_tokens
+        if 0 <= outcome.cached_tokens <= outcome.prompt_tokens <= most:
+            return outcome
         replica = entry.decision.replica
         member = self.fleet.member(replica)
         ours = member is None or member.hello.engine == OWN_ENGINE
-        believed = within(outcome, entry.decision.prompt_tokens if ours else math.inf)
+        believed = within(outcome, most if ours else math.inf)
         if believed is not outcome:
             why = "its usage says more than can be: more cached than there was, or a longer prompt"
             self.fleet.alarms.raise_("impossible_usage", replica, why)
@@ -239,7 +242,7 @@ class RouterBrain:
 
     def _choose(self, query: RouteQuery, now_s: float) -> tuple[Field, Pick | NoReplica]:
         field = self._scorer.survey(query, self._output_tokens, now_s)
-        if not len(field):
+        if not field.replicas:
             return field, self._nobody(query, field, now_s)
         if query.ttft_deadline_ms is not None:
             late = too_late(query.ttft_deadline_ms, field)
@@ -295,8 +298,10 @@ class RouterBrain:
             matched_tokens=scored.digest_blocks * query.block_tokens,
             usable_tokens=scored.usable_tokens,
             shared_blocks=field.longest_blocks,
-            forced_off=forced_off(field, pick.replica, scored.overlap_blocks),
-            fit_replicas=len(field),
+            forced_off=""
+            if scored.overlap_blocks >= field.longest_blocks
+            else forced_off(field, pick.replica),
+            fit_replicas=len(field.replicas),
             hand_off=hand_off.verdict,
             prefilled_by=hand_off.prefill if hand_off.blocks else "",
             hand_off_ms=hand_off.took_ms,
@@ -322,7 +327,8 @@ class RouterBrain:
                 marks=b"" if self.peers.alone else marks_of(query.chain, scored.digest_blocks),
             )
         )
-        self.fleet.on_trial(member, now_s)
+        if not member.breaker.closed:
+            self.fleet.on_trial(member, now_s)
         if scored.digest_blocks < query.chain.blocks:
             until_s = now_s + self._optimistic_ttl_s(scored)
             self.optimistic.remember(decision.replica, decision.decision_id, query.chain, until_s)

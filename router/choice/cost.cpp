@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "cost.hpp"
+#include "cost.h"
 
 namespace {
 

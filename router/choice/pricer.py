@@ -25,7 +25,7 @@ KERNELS = NativeSource(
     "cost",
     Path(__file__).parent,
     ("cost.cpp", "survey.cpp"),
-    ("cost.hpp",),
+    ("cost.h",),
     flags=("-ffp-contract=off",),
 )
 
@@ -75,7 +75,7 @@ class NativePricer:
         fit = self._survey(
             sheet.at,
             seats.at,
-            len(seats.planes),
+            seats.count,
             keys,
             len(keys) // KEY_BYTES,
             promises,
@@ -89,7 +89,7 @@ class NativePricer:
 
 def _looked_up(sheet: Sheet, seats: Seats, keys: bytes, promises: bytes) -> tuple[Any, ...]:
     blocks = len(keys) // KEY_BYTES
-    return sheet.at, seats.at, len(seats.planes), keys, blocks, promises, len(promises) // 4
+    return sheet.at, seats.at, seats.count, keys, blocks, promises, len(promises) // 4
 
 
 def _asked(demand: Demand, now_s: float) -> bytes:

@@ -76,11 +76,6 @@ class Booked:
     unseen_blocks: int = 0
     prefill_ms_of_size: list[float] = field(default_factory=lambda: [0.0] * SIZES)
 
-    def round_off(self) -> None:
-        """Nothing is left: not of the rounding either."""
-        self.unseen_prefill_ms = 0.0
-        self.prefill_ms_of_size = [0.0] * SIZES
-
     def __add__(self, other: Booked) -> Booked:
         """The sums of both."""
         sums = (getattr(self, name) + getattr(other, name) for name in _COUNTS)
@@ -99,12 +94,12 @@ class _Account:
 
 
 class Ledger:
-    """All reservations of one router. `changed`: replicas whose sums have changed since the reader
-    last emptied it. `journal` may be set once, by whoever tells others."""
+    """All reservations of one router. `changed`: those whose sums have changed since the reader
+    last emptied it, with these. `journal` may be set once, by whoever tells others."""
 
     def __init__(self, limit: int = MAX_RESERVATIONS) -> None:
         self.expired_total = 0
-        self.changed: set[str] = set()
+        self.changed: dict[str, Booked] = {}
         self.journal: Journal | None = None
         self._limit = limit
         self._open: OrderedDict[str, Reservation] = OrderedDict()
@@ -125,7 +120,7 @@ class Ledger:
             self.expired_total += 1
             self.release(next(iter(self._open)))
         account = self._accounts[reservation.replica]
-        self.changed.add(reservation.replica)
+        self.changed[reservation.replica] = account.booked
         reservation.size = size_of(reservation.prefill_ms)
         reservation.unseen = reservation.dispatch_seq > account.seen_seq
         if reservation.unseen:
@@ -144,8 +139,9 @@ class Ledger:
         """Its prefill is over; only its decode and its blocks stay booked. Idempotent."""
         reservation = self._prefilling.pop(decision_id, None)
         if reservation is not None:
-            self.changed.add(reservation.replica)
-            _count_prefill(self._accounts[reservation.replica].booked, reservation, -1)
+            booked = self._accounts[reservation.replica].booked
+            self.changed[reservation.replica] = booked
+            _count_prefill(booked, reservation, -1)
             reservation.prefilling = False
             if self.journal is not None:
                 self.journal.prefilled(reservation)
@@ -155,8 +151,8 @@ class Ledger:
         reservation = self._prefilling.get(decision_id)
         if reservation is None or reservation.overdue:
             return
-        self.changed.add(reservation.replica)
         booked = self._accounts[reservation.replica].booked
+        self.changed[reservation.replica] = booked
         _count_prefill(booked, reservation, -1)
         reservation.overdue = True
         _count_prefill(booked, reservation, 1)
@@ -167,12 +163,14 @@ class Ledger:
         if reservation is None:
             return None
         self._prefilling.pop(decision_id, None)
-        self.changed.add(reservation.replica)
         account = self._accounts[reservation.replica]
-        _count(account.booked, reservation, -1)
+        self.changed[reservation.replica] = booked = account.booked
+        _count(booked, reservation, -1)
         account.unseen.pop(reservation.dispatch_seq, None)
-        if not account.booked.requests:
-            account.booked.round_off()
+        if not booked.requests:
+            # Nothing is left: not of the rounding either.
+            booked.unseen_prefill_ms = 0.0
+            booked.prefill_ms_of_size = [0.0] * SIZES
         if self.journal is not None:
             self.journal.released(reservation)
         return reservation
@@ -183,7 +181,7 @@ class Ledger:
         if account is None or seq <= account.seen_seq:
             return
         account.seen_seq = seq
-        self.changed.add(replica)
+        self.changed[replica] = account.booked
         while account.unseen and next(iter(account.unseen)) <= seq:
             _, reservation = account.unseen.popitem(last=False)
             _count(account.booked, reservation, -1)
@@ -195,7 +193,7 @@ class Ledger:
         account = self._accounts.pop(replica, None)
         if account is None:
             return
-        self.changed.add(replica)
+        self.changed[replica] = Booked()
         ended = [r.decision_id for r in self._open.values() if r.replica == replica]
         for decision_id in ended:
             del self._open[decision_id]

@@ -105,7 +105,7 @@ class Field(Candidates):
         self._state, self._rows = prices.state, prices.rows
         self.terms, self.lines, self.best = prices.terms, prices.lines, prices.best
         self.longest_blocks = int(prices.best.longest_blocks)
-        self._all = len(prices.rows) == len(board.replicas)
+        self._all = prices.everybody
         self.replicas = board.replicas
         if not self._all:
             self.replicas = [board.replicas[row] for row in prices.rows.tolist()]
@@ -323,9 +323,13 @@ class Scorer:
         sheet, pricer, seats = board.sheet, self._pricer, board.seats(self._fleet.index)
         promises = board.promised(self._optimistic, chain)
         adapter_ms = None if query.adapter is None else board.adapter_ms(query.adapter)
-        asked, below = _asked(query, board, adapter_ms), self._below(query, board)
+        asked = below = None
+        if query.exclude or query.pin is not None or adapter_ms is not None:
+            asked = _asked(query, board, adapter_ms)
+        if self._fleet.below.used or query.hand_off is not None:
+            below = self._below(query, board)
         roles = board.has_roles and query.pin is None
-        if not roles and not len(self._peers.marks):
+        if not roles and self._peers.marks.empty:
             prices = pricer.survey(
                 sheet, seats, chain.data, promises, demand, now_s, asked, below, adapter_ms
             )
@@ -361,7 +365,7 @@ class Scorer:
     def _mark(self, query: RouteQuery, board: Board, now_s: float) -> None:
         """Count in what another router has just sent somewhere."""
         marks, depths = self._peers.marks, board.sheet.depths
-        if not len(marks) or not len(depths):
+        if marks.empty or not len(depths):
             return
         replica, depth = marks.deepest(query.chain, int(depths.max()), now_s) or ("", 0)
         row = board.rows.get(replica)
@@ -379,25 +383,28 @@ class Scorer:
             board = self._boards[pool] = Board(pool, self._fleet.members(pool))
             self._board_of.update(dict.fromkeys(board.replicas, board))
             self._changed.update(board.replicas)
-        if self._changed or not self._peers.alone:
+        if self._changed or self._peers.changed or not self._peers.alone:
             self._write_changed()
-        ledger = self._ledger
-        for replica in ledger.changed:
+        changed = self._ledger.changed
+        for replica, booked in changed.items():
             own = self._board_of.get(replica)
             if own is not None:
-                own.book(replica, ledger.booked(replica))
-        ledger.changed.clear()
+                own.book(replica, booked)
+        changed.clear()
         return board
 
     def _write_changed(self) -> None:
         """Whole rows; with other routers about their reservations count too."""
         changed = set(self._changed)
         self._changed.clear()
+        changed |= self._peers.changed
+        self._peers.changed.clear()
         if not self._peers.alone:
-            changed |= self._ledger.changed
+            changed |= self._ledger.changed.keys()
         for replica in changed:
             self._write(replica)
-        self._ledger.changed.difference_update(changed)
+            self._ledger.changed.pop(replica, None)
+        self._peers.changed -= changed
 
     def _write(self, replica: str) -> None:
         board = self._board_of.get(replica)
@@ -411,11 +418,9 @@ class Scorer:
         board.write(member, booked)
 
 
-def _asked(query: RouteQuery, board: Board, adapter_ms: np.ndarray | None) -> np.ndarray | None:
+def _asked(query: RouteQuery, board: Board, adapter_ms: np.ndarray | None) -> np.ndarray:
     """Who may be asked at all, as far as the query says: where its adapter is served, if it needs
-    one; None for everybody."""
-    if query.pin is None and not query.exclude and adapter_ms is None:
-        return None
+    one."""
     asked = board.sheet.everybody.copy()
     if adapter_ms is not None:
         asked[~np.isfinite(adapter_ms)] = 0

@@ -97,10 +97,13 @@ NOBODY = Best()
 
 
 class Prices(Struct, frozen=True):
-    """Of one choice, over arrays of its sheet: use them before the next one. State of each replica,
-    uint8 (n,); of each candidate its row, int64 (fit,), and terms, float64 (fit, len(TERMS)); the
-    `LINE`s of the `BEST` best scores among them, best first, ties in order."""
+    """Of one choice, over arrays of its sheet: use them before the next one.
 
+    State of each replica, uint8 (n,), and whether `everybody` is a candidate; of each candidate its
+    row, int64 (fit,), and terms, float64 (fit, len(TERMS)); the `LINE`s of the `BEST` best scores
+    among them, best first, ties in order."""
+
+    everybody: bool
     state: np.ndarray
     rows: np.ndarray
     terms: np.ndarray
@@ -139,7 +142,7 @@ class Sheet:
             self.best,
             self.answer,
         )
-        # cost.hpp has the same as a struct.
+        # cost.h has the same as a struct.
         self.addresses = np.array(
             (address(self.table), replicas, *map(address, arrays), BEST), np.int64
         )
@@ -148,12 +151,14 @@ class Sheet:
     def prices(self, fit: int) -> Prices:
         """What was just answered of so many candidates."""
         if not fit:
-            return Prices(self.state, self.rows[:0], self.terms[:0], self.lines[:0], NOBODY)
+            return Prices(
+                not self.replicas, self.state, self.rows[:0], self.terms[:0], self.lines[:0], NOBODY
+            )
         best = Best(*_head.unpack_from(self.answer))
         if fit == self.replicas >= BEST:
-            return Prices(self.state, self.rows, self.terms, self.lines, best)
-        lines = self.lines[: min(fit, BEST)]
-        return Prices(self.state, self.rows[:fit], self.terms[:fit], lines, best)
+            return Prices(True, self.state, self.rows, self.terms, self.lines, best)
+        everybody, lines = fit == self.replicas, self.lines[: min(fit, BEST)]
+        return Prices(everybody, self.state, self.rows[:fit], self.terms[:fit], lines, best)
 
 
 class Below(NamedTuple):

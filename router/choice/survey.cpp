@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cost.hpp"
+#include "cost.h"
 
 namespace {
 

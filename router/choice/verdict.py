@@ -24,12 +24,10 @@ def reason(query: RouteQuery, pick: Pick) -> str:
     return pick.reason if query.pin is None else "pinned"
 
 
-def forced_off(candidates: Candidates, chosen: str, overlap_blocks: int) -> str:
-    """Whose warm blocks would have saved more, had less been waiting there, than the chosen one's;
-    "" nobody's."""
+def forced_off(candidates: Candidates, chosen: str) -> str:
+    """Whose warm blocks, more than the chosen one's, would have saved more, had less been waiting
+    there; "" nobody's."""
     most = candidates.longest_blocks
-    if overlap_blocks >= most:
-        return ""
     best = int(np.where(candidates.overlaps == most, candidates.scores, -np.inf).argmax())
     lost, won = candidates.terms[[best, candidates.replicas.index(chosen)]]
     forced = lost[_SAVED] > won[_SAVED] and lost[_SCORE] < won[_SCORE]

@@ -39,9 +39,11 @@ def _mark(keys: bytes, depth: int) -> bytes:
 
 
 class Marks:
-    """Mark -> (replica, expiry), about oldest first; bounded. Monotonic times."""
+    """Mark -> (replica, expiry), about oldest first; bounded. Monotonic times. `empty`: there is
+    none."""
 
     def __init__(self, limit: int = MAX_MARKS) -> None:
+        self.empty = True
         self._limit = limit
         self._entries: dict[bytes, tuple[str, float]] = {}
 
@@ -57,6 +59,7 @@ class Marks:
         excess = len(self._entries) - self._limit
         for mark in list(itertools.islice(self._entries, max(0, excess))):
             del self._entries[mark]
+        self.empty = not self._entries
 
     def deepest(self, chain: KeyChain, known_blocks: int, now_s: float) -> tuple[str, int] | None:
         """(replica, leading blocks) of a long marked prefix of the chain, if there is any.
@@ -83,9 +86,11 @@ class Marks:
     def forget_replica(self, replica: str) -> None:
         """It left, or began a new life."""
         self._entries = {mark: of for mark, of in self._entries.items() if of[0] != replica}
+        self.empty = not self._entries
 
     def expire(self, now_s: float) -> None:
         """Drop what is over, from the oldest end."""
         over = itertools.takewhile(lambda entry: entry[1][1] <= now_s, self._entries.items())
         for mark, _ in list(over):
             del self._entries[mark]
+        self.empty = not self._entries

@@ -63,13 +63,13 @@ class _Peer:
 
 
 class Peers:
-    """All other routers by id. `changed` is told which replicas' sums are others now. `alone`:
-    nobody else is heard."""
+    """All other routers by id. `changed`: replicas whose sums are others now than when the reader
+    last emptied it. `alone`: nobody else is heard."""
 
-    def __init__(self, changed: set[str]) -> None:
+    def __init__(self) -> None:
         self.alone = True
+        self.changed: set[str] = set()
         self.marks = Marks()
-        self._changed = changed
         self._peers: dict[str, _Peer] = {}
         self._booked: dict[str, Booked] = {}
         self._inside: dict[bytes, Inside] = {}
@@ -269,7 +269,7 @@ class Peers:
             booked.prefill_ms_of_size[size_of(sent.prefill_ms)] += sign * sent.prefill_ms
         if not booked.requests:
             del self._booked[replica]
-        self._changed.add(replica)
+        self.changed.add(replica)
 
 
 def _up_to(last: int, numbers: Iterable[int]) -> list[int]:

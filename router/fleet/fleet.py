@@ -184,10 +184,9 @@ class Fleet:
             member.breaker.trip(self._clock())
 
     def on_trial(self, member: Member, now_s: float) -> None:
-        """A request is being sent there: with an open breaker it is the trial."""
-        if not member.breaker.closed:
-            member.breaker.begin(now_s)
-            self._touch(member.replica)
+        """A request is being sent there although its breaker is not closed."""
+        member.breaker.begin(now_s)
+        self._touch(member.replica)
 
     def replica_alive(
         self, replica: str, boot: int, chain: KeyChain, public_cut_blocks: int = 0

@@ -33,7 +33,8 @@ class Prediction(Struct, frozen=True):
 
 
 class Trust:
-    """One replica, one life. Starts trusting."""
+    """One replica, one life. Starts trusting. `nothing_matches`: again and again, blocks that must
+    be resident are not in the digest."""
 
     def __init__(self) -> None:
         self.value = 1.0
@@ -41,13 +42,9 @@ class Trust:
         self.ttft_ratio = 1.0
         self.false_hits = False
         self.fetches = FetchTrust()
+        self.nothing_matches = False
         self._misses = 0
         self._private_misses = 0
-
-    @property
-    def nothing_matches(self) -> bool:
-        """Again and again, blocks that must be resident are not in the digest."""
-        return self._misses >= MISSES_FOR_ALARM
 
     @property
     def salt_unknown(self) -> bool:
@@ -77,5 +74,6 @@ class Trust:
         """Whether the digest showed a prompt's first block some time after its first token, and the
         first one behind its public head, None where it has no such."""
         self._misses = 0 if head else self._misses + 1
+        self.nothing_matches = self._misses >= MISSES_FOR_ALARM
         if head and private is not None:
             self._private_misses = 0 if private else self._private_misses + 1

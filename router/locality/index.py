@@ -21,12 +21,13 @@ MAX_INDEX_BYTES = 512 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class Seats:
     """Where an answer of `size` numbers comes from: for each plane, the column of each place, or
-    `NOBODY`. Good as long as the index is at `version`. `addresses`: the same for a native kernel,
-    int64; `at`: where these lie."""
+    `NOBODY`. Good as long as the index is at `version`. `count`: of the planes.
+    `addresses`: the same for a native kernel, int64; `at`: where these lie."""
 
     version: int
     size: int
     planes: tuple[tuple[Plane, np.ndarray], ...]
+    count: int
     addresses: np.ndarray
     at: int
 
@@ -158,7 +159,9 @@ class DigestIndex:
                 planes.append((plane, columns))
         looks = [(*plane.look_up_at, address(columns)) for plane, columns in planes]
         addresses = np.array(looks or [0], np.int64)
-        return Seats(self.version, len(places), tuple(planes), addresses, address(addresses))
+        return Seats(
+            self.version, len(places), tuple(planes), len(planes), addresses, address(addresses)
+        )
 
     def _plane(self, replica: str) -> Plane:
         return self._planes[self._homes[replica]]

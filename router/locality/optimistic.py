@@ -118,18 +118,31 @@ class OptimisticEntries:
         """All blocks of the chain are there, or on their way."""
         if not chain.blocks or decision_id in self._promises:
             return
-        leaf = self._leaf(chain)
+        slot = self._slot_of.get(replica)
+        if slot is None:
+            slot = self._new_slot(replica)
+        leaf = node = self._leaf(chain)
         leaf.ends += 1
-        self._hold(leaf, self._slot(replica))
+        bit = 1 << slot
+        while node.parent is not None:
+            node.held[slot] = node.held.get(slot, 0) + 1
+            node.holders |= bit
+            node = node.parent
         self._promises[decision_id] = _Promise(replica, leaf, until_s)
-        self._of_replica[replica][decision_id] = None
+        own = self._of_replica[replica]
+        own[decision_id] = None
         heapq.heappush(self._expiries, (until_s, decision_id))
-        self._bound(replica)
+        if len(own) > self._per_replica:
+            self._drop(next(iter(own)))
+        while len(self._promises) > self._in_all or self._keys > self._max_keys:
+            self._drop(next(iter(self._promises)))
 
     def promised(self, chain: KeyChain) -> list[tuple[int, int]]:
         """(leading blocks, slots as bits): who is promised how much of the chain, deepest first,
         each slot once."""
-        node, depth = self._reach(chain)
+        node, depth = self._search(chain)
+        # Who looks a chain up as a rule remembers it next.
+        self._reached = chain, node, depth
         found, seen = [], 0
         while node.parent is not None:
             if fresh := node.holders & ~seen:
@@ -158,16 +171,8 @@ class OptimisticEntries:
         while self._expiries and self._expiries[0][0] <= now_s:
             self.forget_decision(heapq.heappop(self._expiries)[1])
 
-    def _reach(self, chain: KeyChain) -> tuple[_Node, int]:
-        """The last node on the chain's way, and the depth up to which they agree. Who looks a chain
-        up as a rule remembers it next."""
-        if self._reached is not None and self._reached[0] is chain:
-            return self._reached[1:]
-        node, depth = self._search(chain)
-        self._reached = chain, node, depth
-        return node, depth
-
     def _search(self, chain: KeyChain) -> tuple[_Node, int]:
+        """The last node on the chain's way, and the depth up to which they agree."""
         data, blocks = chain.data, chain.blocks
         node, depth = self._root, 0
         while depth < blocks:
@@ -181,7 +186,10 @@ class OptimisticEntries:
 
     def _leaf(self, chain: KeyChain) -> _Node:
         """The node that ends where the chain ends; made where there is none."""
-        node, depth = self._reach(chain)
+        if self._reached is not None and self._reached[0] is chain:
+            _, node, depth = self._reached
+        else:
+            node, depth = self._search(chain)
         self._reached = None
         if depth < node.end:
             node = _split(node, depth)
@@ -191,13 +199,6 @@ class OptimisticEntries:
         node.children[leaf.head] = leaf
         self._keys += chain.blocks - depth
         return leaf
-
-    def _hold(self, leaf: _Node, slot: int) -> None:
-        bit, node = 1 << slot, leaf
-        while node.parent is not None:
-            node.held[slot] = node.held.get(slot, 0) + 1
-            node.holders |= bit
-            node = node.parent
 
     def _release(self, promise: _Promise) -> None:
         """Take it off its whole way, and off the tree what nobody else goes through."""
@@ -219,23 +220,14 @@ class OptimisticEntries:
             self._expiries = [(p.until_s, name) for name, p in self._promises.items()]
             heapq.heapify(self._expiries)
 
-    def _slot(self, replica: str) -> int:
-        if replica not in self._slot_of:
-            if None not in self.slots:
-                self.slots.append(None)
-            slot = self._slot_of[replica] = self.slots.index(None)
-            self.slots[slot] = replica
-            self._of_replica[replica] = {}
-            self.version += 1
-        return self._slot_of[replica]
-
-    def _bound(self, replica: str) -> None:
-        """Drop the oldest where there are too many."""
-        own = self._of_replica[replica]
-        while len(own) > self._per_replica:
-            self._drop(next(iter(own)))
-        while len(self._promises) > self._in_all or self._keys > self._max_keys:
-            self._drop(next(iter(self._promises)))
+    def _new_slot(self, replica: str) -> int:
+        if None not in self.slots:
+            self.slots.append(None)
+        slot = self._slot_of[replica] = self.slots.index(None)
+        self.slots[slot] = replica
+        self._of_replica[replica] = {}
+        self.version += 1
+        return slot
 
     def _drop(self, decision_id: str) -> None:
         self.dropped_total += 1

@@ -48,9 +48,14 @@ class PrefixHeat:
         """One more request, whose first `shared_blocks` blocks were known somewhere."""
         if len(self._recent) == self._recent.maxlen:
             self._forget(self._recent[0])
-        keys = list(filter(self._counts.__contains__, self._watched(chain.data)))
-        depth = shared_blocks if self._watchable(shared_blocks) else 0
-        if depth and (own := chain[depth - 1]) not in keys:
+        data, counts = chain.data, self._counts
+        # All watched depths are cut out in one go.
+        cut = self._cut or self._new_cut()
+        keys = list(filter(counts.__contains__, cut(data)))
+        depth = shared_blocks
+        if depth not in self._depths and len(self._depths) >= MAX_DEPTHS:
+            depth = 0
+        if depth and (own := data[(depth - 1) * KEY_BYTES : depth * KEY_BYTES]) not in keys:
             keys.append(own)
         if depth not in self._cuts:
             # A cut that lies behind a chain's end, or before its start, yields no key.
@@ -58,22 +63,24 @@ class PrefixHeat:
             self._cut = None
         self._depths[depth] += 1
         for key in keys:
-            self._counts[key] += 1
+            counts[key] += 1
         self._recent.append(_Seen(tuple(keys), depth))
+
+    def hot(self, chain: KeyChain, shared_blocks: int) -> bool:
+        """Whether many requests went through the first `shared_blocks`, at least one."""
+        key = chain.data[(shared_blocks - 1) * KEY_BYTES : shared_blocks * KEY_BYTES]
+        return key in self._counts and self._counts[key] >= HOT_REQUESTS
 
     def holders_deserved(self, chain: KeyChain, shared_blocks: int, replicas: int) -> int:
         """How many of `replicas` should hold the first `shared_blocks`; 0 while they aren't hot."""
-        count = self._counts[chain[shared_blocks - 1]] if shared_blocks else 0
-        return round(replicas * count / len(self._recent)) if count >= HOT_REQUESTS else 0
+        if not shared_blocks or not self.hot(chain, shared_blocks):
+            return 0
+        count = self._counts[chain[shared_blocks - 1]]
+        return round(replicas * count / len(self._recent))
 
-    def _watched(self, data: bytes) -> tuple[bytes, ...]:
-        """The keys at all watched depths, cut out in one go."""
-        if self._cut is None:
-            self._cut = itemgetter(_NOTHING, _NOTHING, *self._cuts.values())
-        return self._cut(data)
-
-    def _watchable(self, depth: int) -> bool:
-        return depth in self._depths or len(self._depths) < MAX_DEPTHS
+    def _new_cut(self) -> Callable[[bytes], tuple[bytes, ...]]:
+        self._cut = itemgetter(_NOTHING, _NOTHING, *self._cuts.values())
+        return self._cut
 
     def _forget(self, seen: _Seen) -> None:
         _take(self._depths, seen.depth)

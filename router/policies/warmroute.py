@@ -44,7 +44,7 @@ class Warmroute:
             tied = candidates.at_least(enough)
             place = self._choice(candidates, _at_home(candidates, tied), rng)
             overlap = float(candidates.terms[place, _OVERLAP])
-        if overlap == longest > 0:
+        if overlap == longest > 0 and self._heat.hot(query.chain, longest):
             other = self._new_holder(query, candidates, place, rng)
             if other is not None:
                 return Pick(candidates.replicas[other], "one more holder for a hot prefix")
@@ -77,8 +77,6 @@ class Warmroute:
         has."""
         shared = candidates.longest_blocks
         deserved = self._heat.holders_deserved(query.chain, shared, len(candidates))
-        if not deserved:
-            return None
         others = np.flatnonzero(candidates.overlaps < shared)
         if len(candidates) - len(others) >= deserved:
             return None
@@ -105,7 +103,8 @@ def _at_home(candidates: Candidates, tied: list[int]) -> list[int]:
 
 
 def _margin_ms(saved_ms: float, prefill_ms: float) -> float:
-    return max(TIE_MS, TIE_SHARE * (saved_ms + prefill_ms))
+    margin_ms = TIE_SHARE * (saved_ms + prefill_ms)
+    return margin_ms if margin_ms > TIE_MS else TIE_MS
 
 
 def _waiting_ms(candidates: Candidates, place: int) -> float:
