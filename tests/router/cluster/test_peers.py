@@ -24,7 +24,7 @@ from tests.router.waiting.fleet import job_of
 
 
 def test_a_report_that_came_before_the_message_counts_too() -> None:
-    peers = Peers(set())
+    peers = Peers()
     peers.hear("b", 5, 1, PeerState((sent(3), sent(4))), 0.0)
     peers.note_seen("r0", {"b-5": 3, "b-4": 99})
     assert peers.booked("r0").unseen_requests == 1
@@ -42,7 +42,7 @@ def test_what_is_sent_changes_the_choice_of_the_others() -> None:
 
 
 def test_a_newer_life_fences_the_former_one() -> None:
-    peers = Peers(set())
+    peers = Peers()
     peers.hear("b", 5, 9, PeerState((sent(1),)), 0.0)
     assert not peers.hear("b", 6, 1, PeerDelta((sent(1), sent(2))), 0.0)
     peers.hear("b", 5, 10, PeerState((sent(7),)), 0.0)
@@ -52,15 +52,14 @@ def test_a_newer_life_fences_the_former_one() -> None:
 
 
 def test_E12_the_silent_count_for_nothing_and_the_many_are_bounded() -> None:
-    changed: set[str] = set()
-    peers = Peers(changed)
+    peers = Peers()
     for number in range(100):
         peers.hear(f"b{number}", 1, 1, PeerState((sent(1),)), float(number == 5))
     assert len(peers) < 100
-    changed.clear()
+    peers.changed.clear()
     peers.expire(GONE_S + 0.5)
     assert [view.router for view in peers.views(GONE_S)] == ["b5"]
-    assert changed == {"r0"}
+    assert peers.changed == {"r0"}
     peers.hear("b5", 1, 2, PeerState(tuple(sent(n) for n in range(MAX_OPEN + 9))), 2.0)
     assert peers.open == MAX_OPEN
 
