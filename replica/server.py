@@ -30,6 +30,7 @@ from configs.model.adapter import AdapterCard, adapter_card
 from configs.model.card import ModelCard, load_card
 from configs.schema import ClusterConfig, ReplicaConfig
 from events.errors import WarmrouteError
+from events.garbage import settle_memory
 from events.grammar import GRAMMAR
 from events.load import AdapterNote, DigestShape, KVLayout, ReplicaHello
 from events.nats import join
@@ -304,6 +305,7 @@ async def serve(parts: Parts) -> None:
         )
         ending.push_async_callback(publisher.close)
         await publisher.start()
+        settle_memory()
         print(f"READY {parts.url}", flush=True)
         await _until_stopped(front, publisher, stop)
         await drain(front, publisher, stop, parts.replica.drain_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -24,6 +23,7 @@ from configs.model.adapter import adapter_card
 from configs.model.card import load_card
 from configs.schema import ClusterConfig
 from events.errors import WarmrouteError
+from events.garbage import settle_memory
 from events.nats import join
 from events.parent import follow_parent
 from events.secrets import parse_secret
@@ -32,8 +32,6 @@ from router.gateway import Gateway
 from router.telemetry.gauges import register_bus
 
 _SPARE_FILES = 1_024
-_GARBAGE_OBJECTS = 10_000
-"""Made since the last look at the young ones; the default is 700."""
 MEET_S = 2.0
 """READY waits that long for replicas that are there already: then none of the first requests is
 refused, and none is sent blindly. Without any it comes all the same, and /ready tells."""
@@ -54,14 +52,6 @@ def _raise_file_limit(connections: int) -> None:
         wanted = min(wanted, hard)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def settle_memory() -> None:
-    """What is there now stays: the collector need not walk through it again and again, which would
-    hold up a choice now and then. Garbage in cycles is rare, so it may come less often too."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GARBAGE_OBJECTS, 20, 20)
 
 
 def _load(path: Path) -> ClusterConfig:

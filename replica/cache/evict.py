@@ -8,7 +8,7 @@ used again has only ancestors that were used again, so it never outlasts one of 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from configs.schema import Eviction
@@ -27,10 +27,10 @@ class EvictionOrder(Protocol):
 
     def __contains__(self, node: Node) -> bool: ...
 
-    def push(self, node: Node) -> None:
-        """`node` was used last."""
+    def push(self, nodes: Sequence[Node]) -> None:
+        """They were used last, tails before heads."""
 
-    def remove(self, nodes: Iterable[Node]) -> None:
+    def remove(self, nodes: Sequence[Node]) -> None:
         """They are in use again, or gone. Raises KeyError when one is not here."""
 
     def first(self) -> Node:
@@ -53,17 +53,19 @@ class LruQueue:
     def __contains__(self, node: Node) -> bool:
         return node in self._nodes
 
-    def push(self, node: Node) -> None:
+    def push(self, nodes: Sequence[Node]) -> None:
         """See EvictionOrder."""
-        self._nodes[node] = None
+        listed = self._nodes
+        for node in nodes:
+            listed[node] = None
 
-    def remove(self, nodes: Iterable[Node]) -> None:
+    def remove(self, nodes: Sequence[Node]) -> None:
         """See EvictionOrder."""
         listed = self._nodes
         for node in nodes:
             del listed[node]
 
-    def discard(self, nodes: Iterable[Node]) -> list[Node]:
+    def discard(self, nodes: Sequence[Node]) -> list[Node]:
         """Remove those that are here; gives the others."""
         pop = self._nodes.pop
         return [node for node in nodes if pop(node, node) is not None]
@@ -93,18 +95,16 @@ class SegmentedQueue:
     def __contains__(self, node: Node) -> bool:
         return node in self._probation or node in self._protected
 
-    def push(self, node: Node) -> None:
+    def push(self, nodes: Sequence[Node]) -> None:
         """See EvictionOrder."""
-        if not node.reused:
-            self._probation.push(node)
-            return
-        self._protected.push(node)
-        if len(self._protected) > self._protected_blocks:
-            oldest = self._protected.first()
-            self._protected.remove((oldest,))
+        self._probation.push([node for node in nodes if not node.reused])
+        self._protected.push([node for node in nodes if node.reused])
+        while len(self._protected) > self._protected_blocks:
+            oldest = (self._protected.first(),)
+            self._protected.remove(oldest)
             self._probation.push(oldest)
 
-    def remove(self, nodes: Iterable[Node]) -> None:
+    def remove(self, nodes: Sequence[Node]) -> None:
         """See EvictionOrder."""
         self._protected.remove(self._probation.discard(nodes))
 

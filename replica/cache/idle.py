@@ -75,14 +75,16 @@ class IdleNodes:
                 self._count(node.tenant, -1)
                 node.tenant = NOBODY
 
-    def push(self, node: Node) -> None:
-        """It lost its last user."""
-        if node.reused and node.parent is not None:
-            # Whoever reused it has used its parent, but perhaps as its own, after a preemption.
-            node.parent.reused = True
-        self._order.push(node)
-        if node.tenant != NOBODY:
-            self._order_of(node.tenant).push(node)
+    def push(self, nodes: Sequence[Node]) -> None:
+        """They lost their last user: tails first."""
+        for node in nodes:
+            if node.reused and node.parent is not None:
+                # Who reused it has used its parent, but perhaps as its own, after a preemption.
+                node.parent.reused = True
+        self._order.push(nodes)
+        for tenant, own in groupby(nodes, _tenant):
+            if tenant != NOBODY:
+                self._order_of(tenant).push(list(own))
 
     def remove(self, nodes: Sequence[Node]) -> None:
         """They are in use again. Raises KeyError when one was not idle."""
@@ -90,7 +92,7 @@ class IdleNodes:
         for tenant, own in groupby(nodes, _tenant):
             if tenant != NOBODY:
                 order = self._orders[tenant]
-                order.remove(own)
+                order.remove(list(own))
                 if not order:
                     del self._orders[tenant]
 

@@ -99,14 +99,20 @@ class BlockPool:
             refs[block] += 1
         return idle
 
-    def unshare(self, block: int) -> bool:
-        """One reader less; True when it was the last one: LEASED to CACHED."""
-        self._expect(block, BlockState.LEASED)
-        self._refs[block] -= 1
-        if self._refs[block]:
-            return False
-        self._move(block, BlockState.LEASED, BlockState.CACHED)
-        return True
+    def unshare(self, blocks: Sequence[int]) -> list[int]:
+        """One reader less of each; the places of those that have none now: LEASED to CACHED."""
+        refs, states, cached, leased = self._refs, self._states, _CACHED, _LEASED
+        idle = []
+        for place, block in enumerate(blocks):
+            if states[block] != leased:
+                self._expect(block, BlockState.LEASED)
+            refs[block] -= 1
+            if not refs[block]:
+                states[block] = cached
+                idle.append(place)
+        self._counts[leased] -= len(idle)
+        self._counts[cached] += len(idle)
+        return idle
 
     def free(self, block: int) -> None:
         """PRIVATE or CACHED to FREE, by way of FENCED while a plan is in flight."""

@@ -165,13 +165,24 @@ class PrefixCache:
         return node
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give back the blocks of one table, in table order: they are let go from the tail."""
+        """Give back the blocks of one table, in table order: they are let go from the tail. Of a
+        node that nobody uses any more the only copy stays cached, a surplus one is freed."""
+        owner, nodes, published = self._owners.get, [], []
         for block in reversed(blocks):
-            node = self._owners.get(block)
+            node = owner(block)
             if node is None:
                 self.pool.free(block)
-            elif self.pool.unshare(block):
-                self._settle(node, block)
+            else:
+                nodes.append(node)
+                published.append(block)
+        idle = []
+        for place in self.pool.unshare(published):
+            node = nodes[place]
+            if len(node.copies) == 1:
+                idle.append(node)
+            else:
+                self._forget_copy(node, published[place])
+        self._idle.push(idle)
 
     def frees(self, blocks: Sequence[int]) -> int:
         """How many of the blocks `release` would make available at once."""
@@ -223,13 +234,6 @@ class PrefixCache:
             self._idle.remove((node,))
             self._forget_copy(node, node.copies[0])
         self._idle.use((node,), tenant)
-
-    def _settle(self, node: Node, block: int) -> None:
-        """A copy lost its last reader: the only one stays cached, a surplus one is freed."""
-        if len(node.copies) == 1:
-            self._idle.push(node)
-            return
-        self._forget_copy(node, block)
 
     def _forget_copy(self, node: Node, block: int) -> None:
         node.copies.remove(block)

@@ -6,9 +6,9 @@ from replica.sched.plan import ChildId, PlanRow
 from replica.sched.request import Request
 from replica.sched.standing import Standing
 
-MAX_FOUND_BLOCKS = 1_024
+MAX_FOUND_BLOCKS = 768
 """So many cached blocks those whom one step starts find together, as far as can be foreseen: each
-takes about a microsecond. Whoever comes first is started, however many it finds."""
+takes one or two microseconds. Whoever comes first is started, however many it finds."""
 
 
 class Draft:

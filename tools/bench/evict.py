@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvstore.identity import chain
@@ -45,15 +45,16 @@ class Adaptive:
     def __len__(self) -> int:
         return len(self._probation) + len(self._protected)
 
-    def push(self, node: Node) -> None:
+    def push(self, nodes: Sequence[Node]) -> None:
         """See EvictionOrder."""
-        (self._protected if node.reused else self._probation).push(node)
+        self._probation.push([node for node in nodes if not node.reused])
+        self._protected.push([node for node in nodes if node.reused])
         while len(self._protected) > self._protected_blocks:
-            oldest = self._protected.first()
-            self._protected.remove((oldest,))
+            oldest = (self._protected.first(),)
+            self._protected.remove(oldest)
             self._probation.push(oldest)
 
-    def remove(self, nodes: Iterable[Node]) -> None:
+    def remove(self, nodes: Sequence[Node]) -> None:
         """See EvictionOrder."""
         self._protected.remove(self._probation.discard(nodes))
 
@@ -112,8 +113,7 @@ class Cache:
             node = Node(key, b"", path[-1] if path else None, NOBODY)
             self._nodes[key] = node
             path.append(node)
-        for node in reversed(path):
-            self._order.push(node)
+        self._order.push(path[::-1])
         return hits
 
     def _evict(self) -> None:

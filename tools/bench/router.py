@@ -21,6 +21,7 @@ import numpy as np
 from configs.schema import RouterConfig
 from events.decision import RouteDecision
 from events.digest import DigestDelta, positions, split_delta
+from events.garbage import settle_memory
 from events.load import DecodeFit, DigestShape, KVLayout, PrefillFit, ReplicaHello, ReplicaLoad
 from events.wire import decode, encode
 from kvstore.identity import HASH_VERSION, KeyChain
@@ -28,7 +29,6 @@ from router.choice.choose import RouterBrain
 from router.choice.route import NoReplica, Outcome, RouteQuery
 from router.fleet.expected import Expected, pool_name
 from router.fleet.fleet import Fleet
-from router.process import settle_memory
 from tools.bench.gateway import command as gateway
 from tools.flags import output_file, positive
 

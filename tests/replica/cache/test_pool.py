@@ -17,12 +17,12 @@ def test_every_state_is_counted() -> None:
     first, second = pool.take(2)
     pool.publish(first)
     assert counts(pool) == [2, 1, 1, 0, 0]
-    assert pool.unshare(first)
+    assert pool.unshare([first]) == [0]
     assert counts(pool) == [2, 1, 0, 1, 0]
     assert pool.share([first]) == [0]
     assert pool.share([first]) == []
     assert pool.refs(first) == 2
-    assert not pool.unshare(first)
+    assert not pool.unshare([first])
     pool.free(second)
     assert counts(pool) == [3, 0, 1, 0, 0]
 
@@ -34,7 +34,7 @@ def test_a_second_release_is_an_error() -> None:
     with pytest.raises(InvariantError):
         pool.free(block)
     with pytest.raises(InvariantError):
-        pool.unshare(block)
+        pool.unshare([block])
 
 
 def test_a_block_in_use_can_not_be_freed_or_published_twice() -> None:
