@@ -22,7 +22,7 @@ from router.backends.rates import Rates
 from router.backends.roster import Backend
 from router.backends.silence import Silence
 from router.backends.tail import ToldUsage
-from router.fleet.expected import MAIN, pool_name
+from router.fleet.expected import pool_name
 from router.fleet.fleet import Fleet
 
 
@@ -140,7 +140,6 @@ class Joiner:
         self._fleet.alarms.set(seat.health.down, "backend_down", seat.backend.id, detail)
         if seat.health.up and seat.bridge_boot is None:
             self._fleet.on_load(seat.backend.id, seat.boot, seat.load())
-        self._check_pool(seat.backend.id)
 
     def watch(self, seat: Seat) -> None:
         """Now and then: one that hangs is named. What it has moves, and it is tried again later by
@@ -152,16 +151,6 @@ class Joiner:
         if hangs and self._fleet.others_serve(replica):
             self._fleet.replica_hangs(replica, seat.boot)
             seat.give_up()
-
-    def _check_pool(self, replica: str) -> None:
-        """Requests go to one pool: whoever stands beside it is never asked, and should know."""
-        member, pools = self._fleet.member(replica), self._fleet.pools()
-        leading = next((name for name, pool in pools.items() if pool.revision == MAIN), None)
-        if member is not None and member.pool != leading:
-            detail = "its block_tokens or dtype are not those of the replicas that are asked"
-            self._fleet.alarms.raise_("other_pool", replica, detail)
-        else:
-            self._fleet.alarms.clear("other_pool", replica)
 
     def _lost(self, seat: Seat) -> bool:
         """The fleet had no room for it before."""

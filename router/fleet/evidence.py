@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvstore.identity import KeyChain
 from router.fleet.member import Member, Proof
 from router.fleet.stores import store_named
@@ -48,8 +50,16 @@ class Evidence:
             self._next_probe_s = now_s + PROBE_EVERY_S
             self.false_hits.probe(self._index)
 
-    def check(self, member: Member, now_s: float) -> None:
-        """Raise and clear what time alone decides."""
+    def check(self, member: Member, now_s: float, leading: Mapping[str, str]) -> None:
+        """Raise and clear what time alone decides. `leading`: whom each revision's requests go to;
+        whoever stands beside that pool is never asked, and should know."""
+        beside = member.linked and leading.get(member.revision) != member.pool
+        self._alarms.set(
+            beside,
+            "other_pool",
+            member.replica,
+            "not asked: its block_tokens or dtype are not those of most replicas",
+        )
         unknown_s = member.unknown_since_s
         silent = unknown_s is not None and now_s - unknown_s >= NO_EVENTS_AFTER_S
         silent = silent and member.hello.digests

@@ -17,9 +17,10 @@ from router.fleet.digests import Digests
 from router.fleet.evidence import Evidence
 from router.fleet.expected import Expectations, Expected, pool_name
 from router.fleet.fits import PoolPrior
-from router.fleet.member import Member, ReplicaState, ReplicaView
-from router.fleet.pool import Pool, grouped
+from router.fleet.member import Member
+from router.fleet.pool import Pool, grouped, leaders
 from router.fleet.trust import Prediction
+from router.fleet.view import ReplicaView, view_of
 from router.locality.below import BelowIndex
 from router.locality.falsehits import FalseHits
 from router.locality.index import DigestIndex
@@ -304,9 +305,9 @@ class Fleet:
     def replicas(self) -> list[ReplicaView]:
         """Everybody, for people to look at."""
         now_s = self._clock()
+        members = sorted(self._members.values(), key=lambda member: member.replica)
         return [
-            self._view(member, now_s)
-            for member in sorted(self._members.values(), key=lambda member: member.replica)
+            view_of(member, now_s, self.index, self._digests, self.false_hits) for member in members
         ]
 
     def check(self) -> None:
@@ -316,11 +317,12 @@ class Fleet:
         if now_s < self._next_check_s:
             return
         self._next_check_s = now_s + CHECK_EVERY_S
+        leading = leaders(self.pools())
         for member in self._members.values():
             if member.breaker.fade(now_s):
                 self._touch(member.replica)
             if not member.misfits:
-                self._evidence.check(member, now_s)
+                self._evidence.check(member, now_s, leading)
 
     # Inside
 
@@ -393,25 +395,3 @@ class Fleet:
         self.alarms.forget(replica)
         for listener in self._listeners:
             listener(replica)
-
-    def _view(self, member: Member, now_s: float) -> ReplicaView:
-        state: ReplicaState = member.state(now_s)
-        return ReplicaView(
-            replica=member.replica,
-            boot=member.boot,
-            pool=member.pool,
-            state=state.value,
-            linked=member.linked,
-            breaker=member.breaker.state(now_s).value,
-            misfits=tuple(member.misfits),
-            trust=member.trust.value,
-            ttft_ratio=member.trust.ttft_ratio,
-            locality=self._digests.locality(member),
-            digest_known=self.index.known(member.replica),
-            digest_age_ms=1e3 * (now_s - member.digest_at_s),
-            digest_fill=self.index.fill(member.replica),
-            false_positive_rate=self.false_hits.rate(member.replica),
-            load_age_ms=1e3 * (now_s - member.load_at_s),
-            load=member.load,
-            hello=member.hello,
-        )

@@ -129,30 +129,3 @@ class Member:
         if not self.breaker.admits(now_s):
             return "breaker_open"
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """One replica for the dashboard, /metrics and explain. Ages are in ms.
-
-    `locality` says what its warm blocks are known by: its "digest", "optimistic" entries where none
-    ever came, or "unknown" for now. `false_positive_rate` of its digest is measured here; the one
-    in its load is stated by itself."""
-
-    replica: str
-    boot: int
-    pool: str
-    state: str
-    linked: bool
-    breaker: str
-    misfits: tuple[str, ...]
-    trust: float
-    ttft_ratio: float
-    locality: str
-    digest_known: bool
-    digest_age_ms: float
-    digest_fill: float
-    false_positive_rate: float | None
-    load_age_ms: float
-    load: ReplicaLoad | None
-    hello: ReplicaHello

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from events.load import OWN_ENGINE
@@ -35,6 +35,11 @@ def grouped(members: Iterable[Member]) -> dict[str, Pool]:
             groups.setdefault(member.pool, []).append(member)
     order = sorted(groups, key=lambda name: (-sum(m.linked for m in groups[name]), name))
     return {name: _pool(name, groups[name]) for name in order}
+
+
+def leaders(pools: Mapping[str, Pool]) -> dict[str, str]:
+    """The pool that each revision's requests go to, of those in their order."""
+    return {pool.revision: name for name, pool in reversed(pools.items())}
 
 
 def _pool(name: str, members: list[Member]) -> Pool:

@@ -163,9 +163,7 @@ def test_the_bridge_brings_the_digest_and_the_backend_outlives_it(bridged: Joini
 
 async def test_a_backend_beside_the_pool_that_is_asked_is_an_alarm(build: Callable) -> None:
     house: ForeignHouse = await build(replicas=2, changes={"dtype": "bfloat16"})
-    seat = house.services.backends.seats["f0"]
-    house.services.backends.feed.probed(seat, True)
-    assert house.fleet.alarms.active("other_pool", "f0")
+    await until(lambda: house.fleet.alarms.active("other_pool", "f0"))
 
 
 def test_a_bridge_of_a_dead_server_does_not_make_it_live(bridged: Joining) -> None:

@@ -79,6 +79,21 @@ def test_two_layouts_are_two_pools() -> None:
     assert pools[POOL].block_tokens == 16
 
 
+def test_whoever_stands_beside_the_pool_that_is_asked_is_named() -> None:
+    """Such a replica is well, and would be idle for ever without a word."""
+    world = World(2)
+    world.join("b")
+    world.fleet.on_hello("b", 1, hello(layout=msgspec.structs.replace(LAYOUT, dtype="bfloat16")))
+    world.clock.pass_s(1.0)
+    world.fleet.on_load("b", 1, load())
+    assert alarms(world) == {"other_pool"}
+    assert world.fleet.alarms.active("other_pool", "b")
+    world.fleet.on_hello("b", 1, hello())
+    world.clock.pass_s(1.0)
+    world.fleet.on_load("b", 1, load())
+    assert alarms(world) == set()
+
+
 def test_no_link_no_traffic() -> None:
     world = World(2)
     world.fleet.link_state("r0", 1, False)
