@@ -49,6 +49,7 @@ class Backends:
             for backend in roster(config).values()
         }
         self._clients: dict[str, BackendClient] = {}
+        self._patience_s = config.router.first_token_timeout_s
         self.feed = Joiner(fleet, self.seats)
         self.relay = Relay(self.seats, self._clients, config.router, metrics, fleet.alarms)
         self._first = asyncio.Event()
@@ -86,7 +87,7 @@ class Backends:
             if not seat.health.up and 200 <= status < 300:
                 seat.limit_context(await _context_tokens(client, seat.backend.model))
             self.feed.probed(seat, 200 <= status < 300)
-            self.feed.watch(seat)
+            self.feed.watch(seat, self._patience_s)
             if seat.health.up:
                 self._first.set()
             await asyncio.sleep(PROBE_EVERY_S * random.uniform(0.75, 1.25))

@@ -96,10 +96,11 @@ class Seat:
             return False
         return time.monotonic() - self._heard_s > self.silence.allowed_s(most_tokens)
 
-    def give_up(self) -> None:
-        """What is on its way there is waited for no more."""
+    def give_up(self, after_s: float) -> None:
+        """What was on its way there for so long is waited for no more."""
         for attempt in self._alone:
-            attempt.give_up()
+            if attempt.silent_s >= after_s:
+                attempt.give_up()
 
     def learn(self, attempt: ForeignAttempt, usage: ToldUsage) -> None:
         """From a whole answer, before its `carrying` ends."""
@@ -141,16 +142,19 @@ class Joiner:
         if seat.health.up and seat.bridge_boot is None:
             self._fleet.on_load(seat.backend.id, seat.boot, seat.load())
 
-    def watch(self, seat: Seat) -> None:
+    def watch(self, seat: Seat, patience_s: float) -> None:
         """Now and then: one that hangs is named. What it has moves, and it is tried again later by
-        a single request at a time, unless nobody else is there to serve."""
+        a single request at a time. Where nobody else is there to serve, it is waited for, but no
+        request longer than `patience_s`."""
         replica = seat.backend.id
         if hangs := seat.hangs:
             seat.stalled = True
         self._fleet.link_stalled(replica, seat.boot, seat.stalled)
         if hangs and self._fleet.others_serve(replica):
             self._fleet.replica_hangs(replica, seat.boot)
-            seat.give_up()
+            seat.give_up(0.0)
+        elif hangs:
+            seat.give_up(patience_s)
 
     def _lost(self, seat: Seat) -> bool:
         """The fleet had no room for it before."""

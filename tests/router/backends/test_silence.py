@@ -16,7 +16,7 @@ from router.fleet.breaker import FAILURES_TO_OPEN
 from tests.fakes.openai_server import Asked, answer, silent
 from tests.router.backends.house import PATH, read
 from tests.router.gateway.house import CHAT, STREAM, distinct
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -77,6 +77,18 @@ async def test_alone_it_is_named_and_waited_for(build: Callable, http, hasty: No
     assert response.status == 200
     assert json.loads(body)["id"] == "f"
     await until(lambda: not house.fleet.alarms.active("replica_stalled", "f0"))
+    await house.settled()
+
+
+async def test_alone_and_mute_it_costs_no_request_more_than_a_first_token_may(
+    build: Callable, http, hasty: None
+) -> None:
+    house = await build(first_token_timeout_s=0.5)
+    house.tell(silent)
+    response, body = await asyncio.wait_for(read(house, http, CHAT), PATIENCE_S)
+    assert response.status == 503
+    assert json.loads(body)["error"]["message"] == "the backend says nothing"
+    assert house.fleet.member("f0").breaker.failures == 1
     await house.settled()
 
 

@@ -19,6 +19,7 @@ from events.errors import CoreError
 from router.cluster.shared import REVISION
 from router.fleet.expected import MAIN
 from router.gateway import Gateway
+from router.revisions import mirror
 from router.revisions import revisions as module
 from router.revisions.mirror import MIRROR_PRIORITY
 from router.revisions.revisions import REVERTED, Share, _draw, encode_share
@@ -195,6 +196,24 @@ async def test_a_mirror_gets_copies_and_answers_nobody(
     before = len(house.next.calls)
     await house.say(http, "the copy hangs")
     await house.next.wait_calls(before + 1)
+    await house.services.mirror.close()
+    await house.settled()
+
+
+async def test_copies_are_bounded_and_count_for_no_tenant(
+    pair: Callable, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "MAX_COPIES", 2)
+    house: Pair = await pair(mirror=1.0)
+    house.next.script = silent
+    for number in range(5):
+        assert await house.say(http, f"copied {number}") == "main"
+    await house.next.wait_calls(2)
+    assert len(house.services.mirror) == len(house.next.calls) == 2
+    assert house.services.mirror.totals == {("next", "skipped"): 3}
+    tallies = house.services.admitter.limits.tallies.by_label.values()
+    assert sum(of.requests for of in tallies) == 5
+    assert sum(of.completion_tokens for of in tallies) == 5 * 3
     await house.services.mirror.close()
     await house.settled()
 
