@@ -76,18 +76,32 @@ def test_S2_a_salted_block_counts_for_its_tenant_alone() -> None:
         {"extra_keys": [["lora", "name", "/path"]]},
         {"lora_id": 1},
         {"lora_name": "adapter"},
-        {},
         {"token_ids": [-1, 2]},
         {"token_ids": [2**40, 2]},
     ],
 )
 def test_what_depends_on_more_is_followed_and_never_told(changes: dict) -> None:
-    told = Told()
+    """Also where an unsalted block would count for somebody."""
+    told = Told(SALT)
     assert told(stored([1], [5, 6]) | changes) == set()
     assert told(stored([2], [7, 8], parent=1)) == set()
     assert len(told.cache) == 2
     told(removed(2), removed(1))
     assert len(told.cache) == 0
+
+
+def test_where_everybody_is_salted_an_unsalted_block_is_nobodys() -> None:
+    told = Told()
+    assert told(stored([1], [5, 6])) == set()
+    assert len(told.cache) == 1
+
+
+def test_an_adapter_in_mid_prompt_and_a_child_that_came_early_hide_what_follows() -> None:
+    told = Told(SALT)
+    told(stored([2], [7, 8], parent=1, lora_name="adapter"), stored([3], [9, 9], parent=2))
+    assert told(stored([1], [5, 6])) == set(keys([5, 6]))
+    told(stored([6], [3, 3], parent=5, extra_keys=[["image"]]))
+    assert told(stored([5], [1, 1])) == {*keys([5, 6]), *keys([1, 1])}
 
 
 def test_an_image_in_mid_prompt_hides_what_follows() -> None:

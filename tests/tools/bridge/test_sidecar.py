@@ -15,7 +15,7 @@ from configs.schema import BackendConfig
 from events.nats import connect
 from events.server import EmbeddedNats
 from router.backends.roster import Backend
-from router.tenancy.tenants import scope_tag
+from router.tenancy.tenants import scope_salt, scope_tag
 from tests.fakes.kv_publisher import CLEARED, KvPublisher, removed, stored
 from tests.router.backends.house import ForeignHouse
 from tests.router.gateway.house import KEYS, SECRET
@@ -124,7 +124,8 @@ async def believes(house: BridgedHouse, http, key: str | None, blocks: int) -> N
 async def test_a_prompt_goes_where_the_engine_says_that_it_is_warm(
     house: BridgedHouse, http: aiohttp.ClientSession
 ) -> None:
-    alice, bob = KEYS["alice"], KEYS["bob"]
+    alice, bob, heard = KEYS["alice"], KEYS["bob"], []
+    await house.bus.subscribe("wr.v1.local.>", lambda _, payload: heard.append(bytes(payload)))
     await house.engine.send(stored(list(range(6)), PROMPT, salt=TAG))
     await believes(house, http, alice, 6)
     assert (await house.overlap(http, alice))["chosen"] == "f0"
@@ -134,6 +135,13 @@ async def test_a_prompt_goes_where_the_engine_says_that_it_is_warm(
     await believes(house, http, alice, 4)
     await house.engine.send(CLEARED)
     await believes(house, http, alice, 0)
+    assert heard
+    secrets = (
+        TAG.encode(),
+        bytes.fromhex(TAG),
+        scope_salt(bytes.fromhex(SECRET), "alice", "private"),
+    )
+    assert not any(secret in payload for payload in heard for secret in secrets)
 
 
 async def test_E8_a_restarted_engine_is_another_life(
