@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvstore.identity import KeyChain
 from router.choice.reserve import SIZES
 from router.choice.sheet import (
     BARRED,
@@ -34,6 +35,7 @@ from router.choice.sheet import (
 from router.fleet.fetches import FetchRun
 from router.fleet.member import SUSPECT_LOAD_AGE_S
 from router.locality.index import Seats
+from router.locality.optimistic import PromiseSeats
 
 OWN_DECODE_WEIGHT = 0.03
 """A ms of slower decoding, spread over the answer, hurts less than a ms before its first token."""
@@ -81,14 +83,10 @@ _EVIDENCE = [ROW.index(name) for name in EVIDENCE]
 class NumpyPricer:
     """Prices without a compiler."""
 
-    def look(self, sheet: Sheet, seats: Seats, keys: bytes, promises: bytes) -> None:
-        sheet.there[:] = seats.depths_of(keys)
+    def look(self, sheet: Sheet, seats: Seats, chain: KeyChain, promises: PromiseSeats) -> None:
+        sheet.there[:] = seats.depths_of(chain.data)
         sheet.depths[:] = sheet.there
-        told = np.frombuffer(promises, np.int32)
-        while told.size:
-            depth, count = told[:2].tolist()
-            rows, told = told[2 : 2 + count], told[2 + count :]
-            sheet.depths[rows] = np.maximum(sheet.depths[rows], depth)
+        promises.count_in(chain, sheet.depths)
 
     def price(
         self,
@@ -128,15 +126,15 @@ class NumpyPricer:
         self,
         sheet: Sheet,
         seats: Seats,
-        keys: bytes,
-        promises: bytes,
+        chain: KeyChain,
+        promises: PromiseSeats,
         demand: Demand,
         now_s: float,
         asked: np.ndarray | None = None,
         below: Below | None = None,
         startup_ms: np.ndarray | None = None,
     ) -> Prices:
-        self.look(sheet, seats, keys, promises)
+        self.look(sheet, seats, chain, promises)
         return self.price(sheet, demand, now_s, asked, below, startup_ms)
 
 

@@ -8,16 +8,18 @@ import math
 import struct
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from configs.native import CompileError, NativeSource, address, declare, load_object
-from kvstore.identity import KEY_BYTES
+from kvstore.identity import KeyChain
 from router.choice.cost import WEIGHTS, NumpyPricer
 from router.choice.sheet import MIN_MATCH_TOKENS, Below, Demand, Pricer, Prices, Sheet
 from router.fleet.member import SUSPECT_LOAD_AGE_S
 from router.locality.index import Seats
+from router.locality.optimistic import PromiseSeats
+from router.locality.planes import native_planes
+from router.locality.promises import promise_kernels
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +36,15 @@ _ask, _extra = struct.Struct("7d"), struct.Struct("5q")
 
 
 class NativePricer:
-    """Compiled from cost.cpp and survey.cpp. The planes' own kernel looks up for it."""
+    """Compiled from cost.cpp and survey.cpp. The kernels of planes and promises look up for it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._look = library.wr_look
         self._price = library.wr_price
         self._survey = library.wr_survey
 
-    def look(self, sheet: Sheet, seats: Seats, keys: bytes, promises: bytes) -> None:
-        self._look(*_looked_up(sheet, seats, keys, promises))
+    def look(self, sheet: Sheet, seats: Seats, chain: KeyChain, promises: PromiseSeats) -> None:
+        self._look(sheet.at, seats.at, seats.count, chain.data, chain.blocks, promises.at)
 
     def price(
         self,
@@ -61,8 +63,8 @@ class NativePricer:
         self,
         sheet: Sheet,
         seats: Seats,
-        keys: bytes,
-        promises: bytes,
+        chain: KeyChain,
+        promises: PromiseSeats,
         demand: Demand,
         now_s: float,
         asked: np.ndarray | None = None,
@@ -76,20 +78,14 @@ class NativePricer:
             sheet.at,
             seats.at,
             seats.count,
-            keys,
-            len(keys) // KEY_BYTES,
-            promises,
-            len(promises) // 4,
+            chain.data,
+            chain.blocks,
+            promises.at,
             _asked(demand, now_s),
             _WEIGHTS_AT,
             extras,
         )
         return sheet.prices(fit)
-
-
-def _looked_up(sheet: Sheet, seats: Seats, keys: bytes, promises: bytes) -> tuple[Any, ...]:
-    blocks = len(keys) // KEY_BYTES
-    return sheet.at, seats.at, seats.count, keys, blocks, promises, len(promises) // 4
 
 
 def _asked(demand: Demand, now_s: float) -> bytes:
@@ -120,7 +116,7 @@ def _extras(asked: np.ndarray | None, below: Below | None, startup_ms: np.ndarra
 def native_pricer() -> Pricer:
     """Compiled from cost.cpp. Raises CompileError."""
     pointer, long = ctypes.c_void_p, ctypes.c_long
-    look = [pointer, pointer, long, pointer, long, pointer, long]
+    look = [pointer, pointer, long, pointer, long, pointer]
     price = [pointer] * 3
     signatures = {
         "wr_look": look,
@@ -132,8 +128,11 @@ def native_pricer() -> Pricer:
 
 @cache
 def pricer() -> Pricer:
-    """The fastest there is here; compiles it at the first call on a machine."""
+    """The fastest there is here; compiles it at the first call on a machine. The native one calls
+    what else is native."""
     try:
+        native_planes()
+        promise_kernels()
         return native_pricer()
     except CompileError as error:
         log.warning("no native cost, NumPy prices replicas: %s", error)

@@ -321,7 +321,7 @@ class Scorer:
         )
         board, chain = self._board(query.pool), query.chain
         sheet, pricer, seats = board.sheet, self._pricer, board.seats(self._fleet.index)
-        promises = board.promised(self._optimistic, chain)
+        promises = board.promises(self._optimistic)
         adapter_ms = None if query.adapter is None else board.adapter_ms(query.adapter)
         asked = below = None
         if query.exclude or query.pin is not None or adapter_ms is not None:
@@ -331,10 +331,10 @@ class Scorer:
         roles = board.has_roles and query.pin is None
         if not roles and self._peers.marks.empty:
             prices = pricer.survey(
-                sheet, seats, chain.data, promises, demand, now_s, asked, below, adapter_ms
+                sheet, seats, chain, promises, demand, now_s, asked, below, adapter_ms
             )
             return Field(board, query, now_s, prices, below, adapter_ms, None)
-        pricer.look(sheet, seats, chain.data, promises)
+        pricer.look(sheet, seats, chain, promises)
         self._mark(query, board, now_s)
 
         def price(asked: np.ndarray | None) -> Prices:

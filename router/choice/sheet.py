@@ -12,8 +12,10 @@ import numpy as np
 from msgspec import Struct
 
 from configs.native import address
+from kvstore.identity import KeyChain
 from router.choice.reserve import SIZES
 from router.locality.index import Seats
+from router.locality.optimistic import PromiseSeats
 
 MIN_MATCH_TOKENS = 32
 """A shorter match is not worth following, and may be a digest's false positive."""
@@ -172,10 +174,9 @@ class Below(NamedTuple):
 class Pricer(Protocol):
     """Looks a chain up, filters and prices a whole pool, on its sheet."""
 
-    def look(self, sheet: Sheet, seats: Seats, keys: bytes, promises: bytes) -> None:
+    def look(self, sheet: Sheet, seats: Seats, chain: KeyChain, promises: PromiseSeats) -> None:
         """Fill in `there` and `depths`: the leading blocks that each is believed to hold now, and
-        soon. `keys` are the chain's, back to back. `promises`, int32: a depth, how many replicas
-        it is promised, and their rows; again and again."""
+        soon."""
 
     def price(
         self,
@@ -196,8 +197,8 @@ class Pricer(Protocol):
         self,
         sheet: Sheet,
         seats: Seats,
-        keys: bytes,
-        promises: bytes,
+        chain: KeyChain,
+        promises: PromiseSeats,
         demand: Demand,
         now_s: float,
         asked: np.ndarray | None = None,

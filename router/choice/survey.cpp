@@ -1,7 +1,6 @@
 // What each replica holds of a chain, what it is promised, and what the request costs there, in one go.
 // router/choice/pricer.py says what the steps mean; its twin takes them one by one.
 
-#include <algorithm>
 #include <cstring>
 
 #include "cost.h"
@@ -30,25 +29,24 @@ struct Seat {
     }
 };
 
-// What is on its way: a depth, how many replicas it is promised, and which.
-void promise(const int32_t *promises, long numbers, int32_t *depths) {
-    for (const int32_t *end = promises + numbers; promises < end;) {
-        const int32_t depth = *promises++;
-        for (int32_t count = *promises++; count > 0; count--, promises++)
-            depths[*promises] = std::max(depths[*promises], depth);
-    }
-}
+// A tree of promises, and the row of each of its slots, -1 for none; router/locality/promises.cpp has the
+// look-up, which only makes depths larger.
+struct Promises {
+    void (*look_up)(void *tree, const uint64_t *keys, long blocks, const int32_t *rows, int32_t *depths);
+    void *tree;
+    const int32_t *rows;
+};
 
 }  // namespace
 
 extern "C" {
 
 long wr_look(const Sheet *sheet, const Seat *seats, long planes, const uint64_t *keys, long blocks,
-             const int32_t *promises, long numbers) {
+             const Promises *promises) {
     std::memset(sheet->there, 0, sheet->n * sizeof *sheet->there);
     for (long at = 0; at < planes; at++) seats[at].add(keys, blocks, sheet->there, sheet->n);
     std::memcpy(sheet->depths, sheet->there, sheet->n * sizeof *sheet->there);
-    promise(promises, numbers, sheet->depths);
+    promises->look_up(promises->tree, keys, blocks, promises->rows, sheet->depths);
     return 0;
 }
 
@@ -57,9 +55,8 @@ long wr_price(const Sheet *sheet, const Ask *ask, const Weights *weights, const 
 }
 
 long wr_survey(const Sheet *sheet, const Seat *seats, long planes, const uint64_t *keys, long blocks,
-               const int32_t *promises, long numbers, const Ask *ask, const Weights *weights,
-               const Extras *extras) {
-    wr_look(sheet, seats, planes, keys, blocks, promises, numbers);
+               const Promises *promises, const Ask *ask, const Weights *weights, const Extras *extras) {
+    wr_look(sheet, seats, planes, keys, blocks, promises);
     return wr_price(sheet, ask, weights, extras);
 }
 

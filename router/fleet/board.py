@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 import struct
-import sys
 
 import numpy as np
 
 from events.load import DECODE, OWN_ENGINE, PREFILL
-from kvstore.identity import KeyChain
 from router.choice.reserve import SIZES, Booked
 from router.choice.sheet import ROW, Below, Sheet
 from router.fleet.member import Member
 from router.fleet.stores import Stores
 from router.locality.below import BelowIndex, Reach
 from router.locality.index import DigestIndex, Seats
-from router.locality.optimistic import OptimisticEntries
+from router.locality.optimistic import OptimisticEntries, PromiseSeats
 
 FIRST_COME = (0.0,) * SIZES
 """Nothing is known to be overtaken: other engines than ours serve in the order of arrival."""
@@ -29,12 +27,8 @@ _BOOKED_AT = ROW.index("requests")
 _booked_cells = struct.Struct(f"{len(ROW) - _BOOKED_AT}d")
 _NUMBER_BYTES = 8
 
-NOWHERE = -1
 OUT_OF_REACH_MS = 1e9
 """Of another host's store, until its speed is told."""
-
-MAX_SLOT_SETS = 1_024
-"""Sets of slots whose rows are remembered: the same ones come again and again."""
 
 
 class Board:
@@ -56,9 +50,7 @@ class Board:
         self.has_roles = bool(self.prefill_only.any() or self.decode_only.any())
         self._reach: Reach | None = None
         self._seats: Seats | None = None
-        self._slots: np.ndarray | None = None
-        self._slots_version = 0
-        self._rows_of: dict[int, bytes] = {}
+        self._promises: PromiseSeats | None = None
         self._adapters: dict[tuple[str, str], np.ndarray] = {}
 
     def write(self, member: Member, booked: Booked) -> None:
@@ -107,29 +99,11 @@ class Board:
             self._adapters[adapter] = found = np.array(took)
         return found
 
-    def promised(self, optimistic: OptimisticEntries, chain: KeyChain) -> bytes:
-        """What is on its way to the members, as the look-up takes it in: int32."""
-        found = optimistic.promised(chain)
-        if not found:
-            return b""
-        if self._slots is None or self._slots_version != optimistic.version:
-            rows = [self.rows.get(replica or "", NOWHERE) for replica in optimistic.slots]
-            self._slots, self._slots_version = np.array(rows, np.int32), optimistic.version
-            self._rows_of.clear()
-        told = []
-        for depth, slots in found:
-            told += depth.to_bytes(4, sys.byteorder), self._rows_of.get(slots) or self._rows(slots)
-        return b"".join(told)
-
-    def _rows(self, slots: int) -> bytes:
-        """How many of the slots have rows, and which; to be found by the slots again."""
-        assert self._slots is not None
-        if len(self._rows_of) >= MAX_SLOT_SETS:
-            self._rows_of.clear()
-        rows = self._slots[_bits(slots)]
-        kept = rows[rows != NOWHERE]
-        self._rows_of[slots] = found = np.append(np.int32(len(kept)), kept).tobytes()
-        return found
+    def promises(self, optimistic: OptimisticEntries) -> PromiseSeats:
+        """Where what is on its way to each member is looked up."""
+        if self._promises is None or self._promises.version != optimistic.version:
+            self._promises = optimistic.seats(self.rows)
+        return self._promises
 
 
 def adapter_fails(member: Member, adapter: tuple[str, str]) -> bool:
@@ -146,12 +120,6 @@ def _adapter_ms(member: Member, adapter: tuple[str, str]) -> float:
                 return 0.0
             return math.inf if note.failing else note.load_ms
     return math.inf
-
-
-def _bits(word: int) -> np.ndarray:
-    """Numbers of the set bits."""
-    data = np.frombuffer(word.to_bytes((word.bit_length() + 7) // 8, "little"), np.uint8)
-    return np.flatnonzero(np.unpackbits(data, bitorder="little"))
 
 
 def row_of(member: Member, booked: Booked) -> tuple[float, ...]:

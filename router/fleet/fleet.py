@@ -211,9 +211,10 @@ class Fleet:
 
     def replica_undecided(self, replica: str, boot: int) -> None:
         """A request ended in a way that says nothing about the replica."""
-        member = self._current(replica, boot)
-        if member is not None:
+        member = self._members.get(replica)
+        if member is not None and member.boot == boot and not member.breaker.closed:
             member.breaker.undecided()
+            self._touch(replica)
 
     def observe(
         self,

@@ -25,6 +25,7 @@ from router.choice.choose import RouterBrain
 from router.choice.route import Outcome, RouteQuery
 from router.fleet.expected import Expected, pool_name
 from router.fleet.fleet import Fleet
+from router.locality.optimistic import OptimisticEntries
 
 KEY = bytes(range(32))
 BLOCK_TOKENS = 16
@@ -100,6 +101,14 @@ def digest_bits(*chains: KeyChain, shape: DigestShape = SHAPE) -> np.ndarray:
     for held in chains:
         bits[positions(held.halves(), shape).ravel()] = 1
     return np.packbits(bits, bitorder="little")
+
+
+def promised(entries: OptimisticEntries, chain: KeyChain) -> dict[str, int]:
+    """Leading blocks of the chain by replica, of those that are promised some."""
+    rows = {name: row for row, name in enumerate(name for name in entries.slots if name)}
+    depths = np.zeros(len(rows), np.int32)
+    entries.seats(rows).count_in(chain, depths)
+    return {name: depth for name, depth in zip(rows, depths.tolist(), strict=True) if depth}
 
 
 class World:

@@ -33,8 +33,9 @@ from router.choice.sheet import (
 )
 from router.fleet.board import row_of
 from router.locality.index import DigestIndex
+from router.locality.optimistic import OptimisticEntries
 from router.policies.base import Candidate
-from tests.router.kit import POOL, SHAPE, World, digest_bits, hello, load, prompt
+from tests.router.kit import POOL, SHAPE, World, digest_bits, hello, load, promised, prompt
 from tests.router.oracle import pick as oracle_pick
 from tests.router.oracle.cost import credit
 from tests.router.oracle.score import Candidate as OracleCandidate
@@ -224,11 +225,11 @@ def test_the_native_survey_is_its_twin(seed: int, replicas: int) -> None:
         if rng.random() < 0.8 and index.place(name, POOL, shape) and rng.random() < 0.9:
             index.reset(name, digest_bits(*rng.choice(DIGESTS), shape=shape))
     rows = {name: row for row, name in enumerate(rng.sample(names, replicas))}
-    seats, keys = index.seats(POOL, rows), rng.choice([*CHAINS, SHARED]).data
-    promises = b""
-    for _ in range(rng.randrange(3)):
-        told = rng.sample(range(replicas), rng.randrange(replicas + 1))
-        promises += np.array([rng.randrange(20), len(told), *told], np.int32).tobytes()
+    seats, chain = index.seats(POOL, rows), rng.choice([*CHAINS, SHARED])
+    entries = OptimisticEntries()
+    for number in range(rng.randrange(20)):
+        entries.remember(f"r{rng.randrange(90)}", f"d{number}", rng.choice(CHAINS), 9.0)
+    promises = entries.seats(rows)
     booked = Booked(requests=1, prefilling=1, unseen_requests=1, unseen_prefill_ms=9.0)
     fleet_of(world, rng, replicas)
     table = [row_of(world.fleet.member(name), rng.choice([booked, Booked()])) for name in names]
@@ -239,10 +240,12 @@ def test_the_native_survey_is_its_twin(seed: int, replicas: int) -> None:
     for pricer in (native_pricer(), NumpyPricer()):
         empty = np.zeros(replicas, np.int32)
         whole, parts = (sheet_of(table, empty, empty) for _ in range(2))
-        found.append(pricer.survey(whole, seats, keys, promises, *question))
-        pricer.look(parts, seats, keys, promises)
+        found.append(pricer.survey(whole, seats, chain, promises, *question))
+        pricer.look(parts, seats, chain, promises)
         same_prices(found[-1], pricer.price(parts, *question))
-        np.testing.assert_array_equal(whole.there, seats.depths_of(keys))
+        np.testing.assert_array_equal(whole.there, seats.depths_of(chain.data))
+        for name, depth in promised(entries, chain).items():
+            assert name not in rows or whole.depths[rows[name]] >= depth
         sheets.append(whole)
     same_prices(*found)
     np.testing.assert_array_equal(sheets[0].there, sheets[1].there)

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.identity import KeyChain
 from router.locality.optimistic import OptimisticEntries
-from tests.router.kit import World, prompt
+from router.locality.promises import PlainTree, promise_tree
+from tests.router.kit import World, promised, prompt
 
 REPLICAS = [f"r{number}" for number in range(5)]
 PARTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=0, max_size=4)
@@ -33,23 +34,12 @@ def agreement(one: KeyChain, other: KeyChain) -> int:
     return depth
 
 
-def promised(entries: OptimisticEntries, chain: KeyChain) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for depth, slots in entries.promised(chain):
-        for slot, replica in enumerate(entries.slots):
-            if slots >> slot & 1:
-                assert replica is not None
-                assert replica not in found
-                found[replica] = depth
-    return found
-
-
 class PromisesAgainstTwin(RuleBasedStateMachine):
-    """The twin keeps every promise whole: (replica, chain, until)."""
+    """The twin keeps every promise whole: (replica, chain, until). Both trees are held to it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.entries = OptimisticEntries()
+        self.both = [OptimisticEntries(tree=tree) for tree in (promise_tree(), PlainTree())]
         self.twin: dict[str, tuple[str, KeyChain, float]] = {}
         self.now_s = 0.0
         self.made = 0
@@ -58,24 +48,28 @@ class PromisesAgainstTwin(RuleBasedStateMachine):
     def remember(self, replica: str, parts: list[tuple[int, int]], ttl_s: float) -> None:
         self.made += 1
         chain = chain_of(parts)
-        self.entries.remember(replica, f"d{self.made}", chain, self.now_s + ttl_s)
+        for entries in self.both:
+            entries.remember(replica, f"d{self.made}", chain, self.now_s + ttl_s)
         if len(chain):
             self.twin[f"d{self.made}"] = (replica, chain, self.now_s + ttl_s)
 
     @rule(pick=st.integers(0, 100))
     def forget_decision(self, pick: int) -> None:
-        self.entries.forget_decision(f"d{pick}")
+        for entries in self.both:
+            entries.forget_decision(f"d{pick}")
         self.twin.pop(f"d{pick}", None)
 
     @rule(replica=st.sampled_from(REPLICAS))
     def forget_replica(self, replica: str) -> None:
-        self.entries.forget_replica(replica)
+        for entries in self.both:
+            entries.forget_replica(replica)
         self.twin = {name: kept for name, kept in self.twin.items() if kept[0] != replica}
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 10.0]))
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        self.entries.expire(self.now_s)
+        for entries in self.both:
+            entries.expire(self.now_s)
         self.twin = {name: kept for name, kept in self.twin.items() if kept[2] > self.now_s}
 
     @rule(parts=PARTS)
@@ -85,18 +79,22 @@ class PromisesAgainstTwin(RuleBasedStateMachine):
         for replica, held, _ in self.twin.values():
             expected[replica] = max(expected.get(replica, 0), agreement(held, chain))
         expected = {replica: depth for replica, depth in expected.items() if depth}
-        assert promised(self.entries, chain) == expected
+        for entries in self.both:
+            assert promised(entries, chain) == expected
 
     @invariant()
     def keeps_each_key_once(self) -> None:
-        assert self.entries.promises == len(self.twin)
-        assert len(self.entries) == len({key for _, held, _ in self.twin.values() for key in held})
+        keys = {key for _, held, _ in self.twin.values() for key in held}
+        for entries in self.both:
+            assert entries.promises == len(self.twin)
+            assert len(entries) == len(keys)
 
     def teardown(self) -> None:
-        for replica in REPLICAS:
-            self.entries.forget_replica(replica)
-        assert len(self.entries) == 0
-        assert set(self.entries.slots) <= {None}
+        for entries in self.both:
+            for replica in REPLICAS:
+                entries.forget_replica(replica)
+            assert len(entries) == 0
+            assert set(entries.slots) <= {None}
 
 
 TestPromises = PromisesAgainstTwin.TestCase

@@ -12,6 +12,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.member import Member
 from router.locality.optimistic import OptimisticEntries
 from router.policies.base import Candidate as Bare
+from tests.router.kit import promised
 from tests.router.oracle.cost import (
     Demand,
     Price,
@@ -118,13 +119,7 @@ class Scorer:
         return depths
 
     def _promised(self, chain: KeyChain) -> dict[str, int]:
-        entries = self._optimistic
-        return {
-            replica: depth
-            for depth, slots in entries.promised(chain)
-            for slot, replica in enumerate(entries.slots)
-            if replica is not None and slots >> slot & 1
-        }
+        return promised(self._optimistic, chain)
 
     def _standing(self, member: Member, now_s: float) -> Standing:
         if member.load is not None:
