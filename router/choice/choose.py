@@ -18,9 +18,10 @@ from configs.schema import RouterConfig
 from events.decision import RouteDecision, RouteOutcome
 from events.load import OWN_ENGINE
 from router.choice.decisions import DecisionLog
+from router.choice.field import Field, Scored
 from router.choice.reserve import Ledger, Reservation
 from router.choice.route import HandOff, NoReplica, Outcome, RouteQuery, within
-from router.choice.score import Field, Scored, Scorer
+from router.choice.score import Scorer
 from router.choice.shadow import Shadow
 from router.choice.verdict import forced_off, reason, report, too_late
 from router.cluster.marks import marks_of

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from events.decision import RouteDecision
+from router.choice.field import Field
 from router.choice.route import RouteQuery
-from router.choice.score import Field
 from router.policies import make_policy
 from router.policies.base import Policy
 

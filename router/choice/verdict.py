@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 from events.decision import RouteDecision, RouteOutcome
+from router.choice.field import Field
 from router.choice.route import NoReplica, Outcome, RouteQuery
-from router.choice.score import Field
 from router.choice.sheet import TERMS
 from router.policies.base import Candidates, Pick
 

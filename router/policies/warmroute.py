@@ -11,7 +11,7 @@ import numpy as np
 from router.choice.route import RouteQuery
 from router.choice.sheet import TERMS
 from router.policies.base import Candidates, Pick
-from router.policies.heat import WINDOW_REQUESTS, PrefixHeat
+from router.policies.heat import WINDOW_REQUESTS, prefix_heat
 
 TIE_MS = 1.0
 TIE_SHARE = 0.02
@@ -31,7 +31,7 @@ class Warmroute:
     name = "warmroute"
 
     def __init__(self) -> None:
-        self._heat = PrefixHeat()
+        self._heat = prefix_heat()
         self._recent: deque[str] = deque(maxlen=WINDOW_REQUESTS)
         self._placed: Counter[str] = Counter()
 

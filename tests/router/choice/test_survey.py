@@ -15,9 +15,9 @@ from msgspec.structs import astuple, replace
 from events.decision import CandidateTerms
 from events.load import DecodeFit, PrefillFit
 from router.choice.cost import NumpyPricer
+from router.choice.field import SHOWN
 from router.choice.pricer import native_pricer
 from router.choice.reserve import SIZES, Booked
-from router.choice.score import SHOWN
 from router.choice.sheet import (
     BEST,
     EVIDENCE,

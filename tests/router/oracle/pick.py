@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from router.choice.route import RouteQuery
 from router.policies.base import Pick
-from router.policies.heat import WINDOW_REQUESTS, PrefixHeat
+from router.policies.heat import WINDOW_REQUESTS, PlainHeat
 from tests.router.oracle.score import Candidate
 
 TIE_MS = 1.0
@@ -22,7 +22,7 @@ class Warmroute:
     name = "warmroute"
 
     def __init__(self) -> None:
-        self._heat = PrefixHeat()
+        self._heat = PlainHeat()
         self._recent: deque[str] = deque(maxlen=WINDOW_REQUESTS)
         self._placed: Counter[str] = Counter()
 

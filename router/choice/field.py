@@ -1,0 +1,275 @@
+"""Everybody of a pool, priced for one query: what a policy sees, what a reservation needs of the
+one that it chooses, and what is kept to be shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import repeat
+from operator import itemgetter
+from typing import overload
+
+import numpy as np
+from msgspec import Struct
+
+from events.decision import CandidateTerms
+from router.choice.cost import runs_of
+from router.choice.route import RouteQuery
+from router.choice.sheet import (
+    BEST,
+    EVIDENCE,
+    FIT,
+    LINE,
+    ROW,
+    TERMS,
+    TOO_LONG,
+    UNHEARD,
+    Below,
+    Prices,
+)
+from router.fleet.board import Board, adapter_fails
+from router.fleet.fetches import FetchRun
+from router.fleet.member import Member
+from router.policies.base import Candidate, Candidates
+
+SHOWN = BEST
+"""Replicas that a decision tells the terms of."""
+
+_QUEUED = ROW.index("queued_tokens")
+_CACHED, _OVERLAP = map(TERMS.index, ("cached_tokens", "overlap_blocks"))
+_EVIDENCE = [ROW.index(name) for name in EVIDENCE]
+_LINE_ROW = LINE.index("row")
+_LINE_TERMS = slice(LINE.index(TERMS[0]), LINE.index(TERMS[-1]) + 1)
+_LINE_EVIDENCE = slice(LINE.index(EVIDENCE[0]), LINE.index(EVIDENCE[-1]) + 1)
+_LINE_BYTES = 8 * len(LINE)
+_LOAD = ("requests", "queued_tokens", "total_blocks", "free_blocks", "cached_blocks")
+_PRICE = (
+    "ttft_ms", "new_blocks", "cached_tokens", "usable_tokens", "transfer_ms", "overlap_blocks",
+)  # fmt: skip
+_speed_of = itemgetter(*map(ROW.index, ("b", "c")))
+_load_of = itemgetter(*map(ROW.index, _LOAD))
+_price_of = itemgetter(*map(TERMS.index, _PRICE))
+
+
+class Scored(Struct, frozen=True):
+    """What the decision and its reservation need of a candidate; `new_blocks` is KV beyond what is
+    cached. `fetched`: the part of `cached_tokens` that would come from the tiers below its
+    device."""
+
+    member: Member
+    ttft_ms: float
+    new_blocks: int
+    cached_tokens: int
+    usable_tokens: int
+    overlap_blocks: int
+    queued_tokens: int
+    digest_blocks: int
+    fetched: tuple[FetchRun, ...]
+
+
+class Field(Candidates):
+    """Everybody of the pool: those that may take the request, whom a policy sees, and why the
+    others may not.
+
+    True of the moment of its survey: use it before anything else changes."""
+
+    def __init__(
+        self,
+        board: Board,
+        query: RouteQuery,
+        now_s: float,
+        prices: Prices,
+        below: Below | None,
+        adapter_ms: np.ndarray | None,
+        barred: np.ndarray | None,
+    ) -> None:
+        """Over the board's sheet. `adapter_ms`: how long its adapter takes, float64 (n,), inf where
+        there is none. `barred`: by their role, bool (n,)."""
+        self._board = board
+        self._query = query
+        self._now_s = now_s
+        self._below = below
+        self._adapter_ms = adapter_ms
+        self._barred = barred
+        self._made = {}
+        self._state, self._rows = prices.state, prices.rows
+        self.terms, self.lines, self.best = prices.terms, prices.lines, prices.best
+        self.longest_blocks = int(prices.best.longest_blocks)
+        self._all = prices.everybody
+        self.replicas = board.replicas
+        if not self._all:
+            self.replicas = [board.replicas[row] for row in prices.rows.tolist()]
+
+    def scored(self, replica: str) -> Scored:
+        """One of the candidates."""
+        row, best = self._board.rows[replica], self.best
+        if row == best.row:
+            return Scored(
+                self._board.members[row],
+                best.ttft_ms,
+                int(best.new_blocks),
+                int(best.cached_tokens),
+                int(best.usable_tokens),
+                int(best.overlap_blocks),
+                int(best.queued_tokens),
+                int(best.digest_blocks),
+                self._fetched(row) if best.transfer_ms > 0 and self._below is not None else (),
+            )
+        terms, board = self.terms[self._place(row)].tolist(), self._board
+        ttft_ms, new, cached, usable, transfer_ms, overlap = _price_of(terms)
+        return Scored(
+            board.members[row],
+            ttft_ms,
+            int(new),
+            int(cached),
+            int(usable),
+            int(overlap),
+            int(board.table[row, _QUEUED]),
+            int(board.sheet.there[row]),
+            self._fetched(row) if transfer_ms > 0 and self._below is not None else (),
+        )
+
+    def _fetched(self, row: int) -> tuple[FetchRun, ...]:
+        below, query = self._below, self._query
+        assert below is not None
+        b, c = _speed_of(self._board.table[row].tolist())
+        depths, speeds = below.depths[:, row].tolist(), below.speeds[row].tolist()
+        numbers, overlap = self._board.stores.numbers, int(self._board.sheet.depths[row])
+        size, prompt_tokens = query.block_tokens, query.prompt_tokens
+        return runs_of(b, c, overlap, depths, speeds, numbers, size, prompt_tokens)
+
+    def most_cached_tokens(self) -> int:
+        """Of the prompt, where most of it is warm; 0 where nobody may take it."""
+        return int(self.terms[:, _CACHED].max(initial=0.0))
+
+    def shown(self, first: str | None = None) -> Shown:
+        """At most `SHOWN`: `first`, then the best of the other candidates, then of those that may
+        not the unfit by id, at last the unheard."""
+        board = self._board
+        lead, why, lines = 0, [], self.lines
+        if first is not None and board.rows[first] != self.best.row:
+            found = (lines[:, _LINE_ROW] == board.rows[first]).nonzero()[0].tolist()
+            lead = found[0] if found else len(lines) - 1
+            if not found:
+                lines = np.concatenate((lines[:-1], self._line(board.rows[first])))
+        if len(lines) < SHOWN and not self._all:
+            unfit = self._filtered()[: SHOWN - len(lines)]
+            why = [self._why(row) for row in unfit.tolist()]
+            lines = np.concatenate((lines, self._bare(unfit)))
+        return Shown(board.replicas, lines.tobytes(), lead, why, self._now_s)
+
+    def _line(self, row: int) -> np.ndarray:
+        """A candidate's, as the pricing tells of the best: float64 (1, len(LINE))."""
+        line, place = self._bare(np.array([row])), self._place(row)
+        line[0, _LINE_TERMS] = self.terms[place]
+        return line
+
+    def _bare(self, rows: np.ndarray) -> np.ndarray:
+        """Lines without terms."""
+        lines = np.zeros((len(rows), len(LINE)))
+        lines[:, _LINE_ROW] = rows
+        lines[:, _LINE_EVIDENCE] = self._board.table[rows][:, _EVIDENCE]
+        return lines
+
+    def reasons(self) -> set[str]:
+        """Why those may not."""
+        return {self._why(row) for row in self._filtered().tolist()}
+
+    def _place(self, row: int) -> int:
+        """Among the candidates."""
+        return row if self._all else int(self._rows.searchsorted(row))
+
+    def _filtered(self) -> np.ndarray:
+        (unfit,) = ((self._state != FIT) & (self._state != UNHEARD)).nonzero()
+        (unheard,) = (self._state == UNHEARD).nonzero()
+        return np.concatenate((unfit, unheard))
+
+    def _make(self, place: int) -> Candidate:
+        row = int(self._rows[place])
+        requests, queued, total, free, cached = _load_of(self._board.table[row].tolist())
+        return Candidate(
+            replica=self._board.replicas[row],
+            overlap_blocks=int(self.terms[place, _OVERLAP]),
+            requests=int(requests),
+            queued_prefill_tokens=int(queued),
+            used_blocks=int(total - free - cached),
+            total_blocks=int(total),
+        )
+
+    def _why(self, row: int) -> str:
+        member, query = self._board.members[row], self._query
+        if query.pin is not None and member.replica != query.pin:
+            return "not_pinned"
+        if member.replica in query.exclude:
+            return "excluded"
+        adapter_ms = self._adapter_ms
+        if query.adapter is not None and adapter_ms is not None and adapter_ms[row] == math.inf:
+            return "adapter_failing" if adapter_fails(member, query.adapter) else "adapter"
+        if self._barred is not None and self._barred[row]:
+            return "role"
+        if self._state[row] == TOO_LONG:
+            return "too_long"
+        return member.unavailable(self._now_s) or "unheard"
+
+
+class Shown(Sequence[CandidateTerms]):
+    """What is kept of a field to be shown. The structs are made when the first of them is read,
+    which for most choices is after the request is on its way."""
+
+    __slots__ = ("_lead", "_lines", "_made", "_names", "_now_s", "_why")
+
+    def __init__(
+        self, names: list[str], lines: bytes, lead: int, why: list[str], now_s: float
+    ) -> None:
+        """`names` by row, and `LINE`s, of which the `lead`-th comes first; why the last ones are no
+        candidates."""
+        self._names = names
+        self._lines = lines
+        self._lead = lead
+        self._why = why
+        self._now_s = now_s
+        self._made: list[CandidateTerms] | None = None
+
+    def __len__(self) -> int:
+        return len(self._lines) // _LINE_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> CandidateTerms: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[CandidateTerms]: ...
+
+    def __getitem__(self, index: int | slice) -> CandidateTerms | list[CandidateTerms]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made[index]
+
+    def _make(self) -> list[CandidateTerms]:
+        """Column by column: a struct is quickly made, its numbers one by one are not."""
+        lines = np.frombuffer(self._lines).reshape(-1, len(LINE))
+        if self._lead:
+            order = [self._lead, *(at for at in range(len(lines)) if at != self._lead)]
+            lines = lines[order]
+        columns = lines.T
+        terms = columns[_LINE_TERMS].tolist()
+        trust, digest_at_s, load_at_s, unknown, _ = columns[_LINE_EVIDENCE]
+        score, saved, queue, prefill, transfer, *others, _, overlap, _, _, _ = terms
+        return list(
+            map(
+                CandidateTerms,
+                [self._names[int(row)] for row in columns[_LINE_ROW].tolist()],
+                score,
+                saved,
+                queue,
+                prefill,
+                transfer,
+                *others,
+                map(int, overlap),
+                trust.tolist(),
+                (1e3 * (self._now_s - digest_at_s)).tolist(),
+                (1e3 * (self._now_s - load_at_s)).tolist(),
+                [*repeat(None, len(self) - len(self._why)), *self._why],
+                ["optimistic" if blind else "digest" for blind in unknown.tolist()],
+            )
+        )
