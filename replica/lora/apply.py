@@ -104,25 +104,27 @@ def additions(spans: Sequence[Span], kernels: Kernels) -> Additions:
     return _Together(spans, np.stack(pairs, axis=2), kernels.add_thin)
 
 
-def gate(additions: Additions, layer: int, gated: GatedLinear, x: Tensor) -> Tensor:
+def gate(additions: Additions, layer: int, gated: GatedLinear, x: Tensor, singles: int) -> Tensor:
     """The gated product of x [T, in]: adapters add to its halves, before the gate."""
     if not additions.adds(layer, GATED):
-        return gated(x)
+        return gated(x, singles)
     if len(x) <= FEW_TOKENS:
-        halves = gated.halves(x)
+        halves = gated.halves(x, singles)
         additions.add(layer, GATED, x, halves)
         return gated.gate(halves, x.dtype)
-    return _gate_some(additions, layer, gated, x)
+    return _gate_some(additions, layer, gated, x, singles)
 
 
-def _gate_some(additions: Additions, layer: int, gated: GatedLinear, x: Tensor) -> Tensor:
+def _gate_some(
+    additions: Additions, layer: int, gated: GatedLinear, x: Tensor, singles: int
+) -> Tensor:
     """The same, with halves of the tokens between the first and the last of an adapter alone."""
     at = additions.tokens
-    halves = gated.halves(x[at])
+    halves = gated.halves(x[at], min(max(singles - at.start, 0), at.stop - at.start))
     additions.inside.add(layer, GATED, x[at], halves)
     pieces = [gated.gate(halves, x.dtype)]
     if at.start:
-        pieces.insert(0, gated(x[: at.start]))
+        pieces.insert(0, gated(x[: at.start], min(singles, at.start)))
     if at.stop < len(x):
-        pieces.append(gated(x[at.stop :]))
+        pieces.append(gated(x[at.stop :], max(singles - at.stop, 0)))
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0]

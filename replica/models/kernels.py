@@ -16,27 +16,31 @@ from replica.models.blocks import Matrix
 
 class Linear(Protocol):
     """x @ weight.T + bias for weight [out, in]; x is [rows, in] in the model's dtype. `address`:
-    where its weights lie as AddThin takes them; None where it can't."""
+    where its weights lie as AddThin takes them; None where it can't.
+
+    `singles`: so many leading rows are requests' only tokens. They may be computed in a way of
+    their own, and so may the others, but nobody otherwise for the sake of somebody else.
+    """
 
     address: int | None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, singles: int = 0) -> Tensor:
         """[rows, out] in the model's dtype."""
 
-    def floats(self, x: Tensor) -> Tensor:
+    def floats(self, x: Tensor, singles: int = 0) -> Tensor:
         """[rows, out] in float32."""
 
-    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+    def add_to(self, hidden: Tensor, x: Tensor, singles: int = 0) -> None:
         """hidden (float32 [rows, out]) += the product, in place; the bias is left out."""
 
 
 class GatedLinear(Protocol):
-    """silu(x @ gate.T) * (x @ up.T) for gate and up [out, in]; x as of Linear."""
+    """silu(x @ gate.T) * (x @ up.T) for gate and up [out, in]; x and `singles` as of Linear."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, singles: int = 0) -> Tensor:
         """[rows, out] in the model's dtype."""
 
-    def halves(self, x: Tensor) -> Tensor:
+    def halves(self, x: Tensor, singles: int = 0) -> Tensor:
         """The two products before the gate, in an order of its own: float32 [rows, width]."""
 
     def gate(self, halves: Tensor, dtype: torch.dtype) -> Tensor:

@@ -64,12 +64,12 @@ class Llama:
         """Write the batch's KV; give the normed state of each row's last token, [R, hidden], or of
         `every` token, [T, hidden]."""
         weights, kernels = self._weights, self._kernels
-        dtype = weights.dtype
+        dtype, singles = weights.dtype, batch.singles
         hidden = weights.embedding(batch.token_ids)
         adapters = additions(batch.spans, kernels)
         for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
             states = kernels.norm(hidden, layer.attention_norm, dtype)
-            qkv = layer.qkv(states)
+            qkv = layer.qkv(states, singles)
             adapters.add(index, QKV, states, qkv)
             if layer.head_norm is not None:
                 kernels.head_norm(qkv, layer.head_norm)
@@ -78,14 +78,14 @@ class Llama:
                 query, hidden, batch = query[batch.last], hidden[batch.last], batch.last_only()
                 adapters = adapters.last_only()
             attended = self._attention.attend(query, cache, batch)
-            layer.output.add_to(hidden, attended)
+            layer.output.add_to(hidden, attended, singles)
             adapters.add(index, OUTPUT, attended, hidden)
             states = kernels.norm(hidden, layer.mlp_norm, dtype)
-            inner = gate(adapters, index, layer.gated, states)
-            layer.down.add_to(hidden, inner)
+            inner = gate(adapters, index, layer.gated, states, singles)
+            layer.down.add_to(hidden, inner, singles)
             adapters.add(index, DOWN, inner, hidden)
         return kernels.norm(hidden, weights.final_norm, dtype)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [S, vocab] of normed states [S, hidden]."""
-        return self._weights.head.floats(hidden)
+    def logits(self, hidden: Tensor, singles: int = 0) -> Tensor:
+        """float32 [S, vocab] of normed states [S, hidden], the first of `singles`."""
+        return self._weights.head.floats(hidden, singles)

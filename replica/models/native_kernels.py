@@ -3,7 +3,7 @@
 Every number is summed in one fixed order, so that a row's result does not depend on which other
 rows share its batch. Where the CPU has AMX, products of bfloat16 go through its tiles. Weights
 that are kept as blocks become numbers in the cache, panel by panel, and give the same bits; but for
-up to 16 rows in bfloat16 the tiles multiply the whole numbers of blocks, and no weight is rounded.
+the `singles` in bfloat16 the tiles multiply the whole numbers of blocks, and no weight is rounded.
 """
 
 from __future__ import annotations
@@ -93,24 +93,25 @@ class _Panels:
         )
         return out
 
-    def fresh(self, x: Tensor, dtype: torch.dtype, then: int) -> Tensor:
+    def fresh(self, x: Tensor, dtype: torch.dtype, then: int, singles: int) -> Tensor:
         out = torch.empty((x.shape[0], self._columns), dtype=dtype)
-        self.into(out, x, then)
+        self.into(out, x, then, singles)
         return out
 
-    def whole(self, x: Tensor) -> Tensor:
+    def whole(self, x: Tensor, singles: int) -> Tensor:
         """float32 [rows, packed columns]: the padding too."""
         out = torch.empty((x.shape[0], len(self._packed)))
-        self.into(out, x, _WRITE_FLOAT)
+        self.into(out, x, _WRITE_FLOAT, singles)
         return out
 
-    def into(self, out: Tensor, x: Tensor, then: int) -> None:
+    def into(self, out: Tensor, x: Tensor, then: int, singles: int) -> None:
         self._library.wr_product(
             x.data_ptr(),
             self._packed.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             out.data_ptr(),
             x.shape[0],
+            singles,
             out.shape[1],
             self._depth,
             then,
@@ -131,14 +132,14 @@ class NativeLinear:
     def address(self) -> int | None:
         return self._panels.address
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._panels.fresh(x, x.dtype, _WRITE)
+    def __call__(self, x: Tensor, singles: int = 0) -> Tensor:
+        return self._panels.fresh(x, x.dtype, _WRITE, singles)
 
-    def floats(self, x: Tensor) -> Tensor:
-        return self._panels.fresh(x, torch.float32, _WRITE_FLOAT)
+    def floats(self, x: Tensor, singles: int = 0) -> Tensor:
+        return self._panels.fresh(x, torch.float32, _WRITE_FLOAT, singles)
 
-    def add_to(self, hidden: Tensor, x: Tensor) -> None:
-        self._panels.into(hidden, x, _ADD_FLOAT)
+    def add_to(self, hidden: Tensor, x: Tensor, singles: int = 0) -> None:
+        self._panels.into(hidden, x, _ADD_FLOAT, singles)
 
 
 class NativeGated:
@@ -151,11 +152,11 @@ class NativeGated:
         self._panels = panels
         self._columns = columns
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._panels.fresh(x, x.dtype, _GATE)
+    def __call__(self, x: Tensor, singles: int = 0) -> Tensor:
+        return self._panels.fresh(x, x.dtype, _GATE, singles)
 
-    def halves(self, x: Tensor) -> Tensor:
-        return self._panels.whole(x)
+    def halves(self, x: Tensor, singles: int = 0) -> Tensor:
+        return self._panels.whole(x, singles)
 
     def gate(self, halves: Tensor, dtype: torch.dtype) -> Tensor:
         out = torch.empty((len(halves), self._columns), dtype=dtype)

@@ -44,12 +44,12 @@ class _Product(ABC):
     address: int | None = None
 
     @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, singles: int = 0) -> Tensor: ...
 
-    def floats(self, x: Tensor) -> Tensor:
+    def floats(self, x: Tensor, singles: int = 0) -> Tensor:
         return self(x).float()
 
-    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+    def add_to(self, hidden: Tensor, x: Tensor, singles: int = 0) -> None:
         hidden += self(x)
 
 
@@ -63,7 +63,7 @@ class TorchLinear(_Product):
         self._weight = weight if self._packed is None else None
         self._bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, singles: int = 0) -> Tensor:
         if self._packed is None:
             return linear(x, self._weight, self._bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
@@ -78,7 +78,7 @@ class TorchBlockLinear(_Product):
         self._blocks = weight
         self._bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, singles: int = 0) -> Tensor:
         return linear(x, self._blocks.dense(), self._bias)
 
 
@@ -90,10 +90,10 @@ class TorchGated:
     def __init__(self, both: _Product) -> None:
         self._both = both
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, singles: int = 0) -> Tensor:
         return self.gate(self.halves(x), x.dtype)
 
-    def halves(self, x: Tensor) -> Tensor:
+    def halves(self, x: Tensor, singles: int = 0) -> Tensor:
         return self._both.floats(x)
 
     def gate(self, halves: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,9 @@
-// Products of up to 16 rows with weights kept as blocks, by AMX: the tiles multiply the blocks' whole
+// Products of a few rows with weights kept as blocks, by AMX: the tiles multiply the blocks' whole
 // numbers, and the scale of each block comes behind.
 //
-// So a weight costs a few operations, and is exact: nothing but the rows of x is rounded. Each number
-// is summed in one order, whatever the other rows are.
+// So a weight costs a few operations, and is exact: nothing but the rows of x is rounded. A row costs
+// more than with weights that were made numbers, so it is for rows that read the weights almost
+// alone. Each number is summed in one order, whatever the other rows are.
 #pragma once
 
 #include "blocks.h"
@@ -13,10 +14,12 @@
 namespace few {
 
 constexpr long BLOCK = blocks::DEPTH;
+constexpr long MOST_ROWS = 64;  // that go through one expansion of the weights
 
 struct Scratch {
     alignas(64) bf16 numbers[2][blocks::PIECE];
-    alignas(64) float products[2][tiles::ROWS * PANEL];
+    alignas(64) float products[2][MOST_ROWS * PANEL];
+    alignas(64) float totals[MOST_ROWS * PANEL];
 };
 
 // sums[rows][depth / 32] of the blocks of x[rows][depth]
@@ -101,18 +104,48 @@ inline void add(const uint8_t* piece, const float* products, const float* x_sums
     }
 }
 
-// totals[rows][32] = x[rows][depth] * panel. The tiles are configured for so many rows. A piece is
-// made while the one before is multiplied and the one before that is added, so that nothing is read
-// that was just written.
+constexpr long WIDE = PANEL * sizeof(float);
+
+// products[16][32] = x[16][32] * the numbers in tiles 6 and 7
+inline void multiply_whole(const bf16* x, long bytes, float* products) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_loadd(4, x, bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_stored(0, products, WIDE);
+    _tile_stored(1, products + WIDTH, WIDE);
+}
+
+// The same for less than 16 rows, as the odd tiles are configured.
+inline void multiply_rest(const bf16* x, long bytes, float* products) {
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(5, x, bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    _tile_stored(2, products, WIDE);
+    _tile_stored(3, products + WIDTH, WIDE);
+}
+
+// What the tiles have to be for so many rows.
+inline tiles::Configured configured(long rows) {
+    long rest = rows % tiles::ROWS;
+    return tiles::Configured(tiles::ROWS, rest ? rest : tiles::ROWS);
+}
+
+// totals[rows][32] = x[rows][depth] * panel, for up to MOST_ROWS. A piece is made while the one
+// before is multiplied and the one before that is added, so that nothing is read that was just
+// written.
 template <typename Q>
 inline void multiply(const bf16* x, const float* x_sums, long rows, const uint8_t* panel,
-                     long depth, Scratch& scratch, float* totals) {
-    constexpr long WIDE = PANEL * sizeof(float);
-    long count = depth / BLOCK;
-    std::fill_n(totals, rows * PANEL, 0.0f);
+                     long depth, Scratch& scratch) {
+    long count = depth / BLOCK, whole = rows / tiles::ROWS * tiles::ROWS;
+    long bytes = depth * (long)sizeof(bf16);
+    std::fill_n(scratch.totals, rows * PANEL, 0.0f);
     auto piece = [&](long k) { return panel + k * Q::BYTES; };
     auto finish = [&](long k) {
-        add<Q>(piece(k), scratch.products[k % 2], x_sums + k, count, rows, totals);
+        add<Q>(piece(k), scratch.products[k % 2], x_sums + k, count, rows, scratch.totals);
     };
     Q::expand(piece(0), scratch.numbers[0]);
     for (long k = 0; k < count; ++k) {
@@ -120,15 +153,13 @@ inline void multiply(const bf16* x, const float* x_sums, long rows, const uint8_
         if (k + 1 < count) Q::expand(piece(k + 1), scratch.numbers[(k + 1) % 2]);
         asm volatile("" ::: "memory");  // loads of tiles are no reads to the compiler
         const bf16* numbers = scratch.numbers[k % 2];
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_loadd(4, x + k * BLOCK, depth * (long)sizeof(bf16));
+        const bf16* from = x + k * BLOCK;
+        float* products = scratch.products[k % 2];
         _tile_loadd(6, numbers, WIDE);
-        _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, numbers + PANEL, WIDE);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_stored(0, scratch.products[k % 2], WIDE);
-        _tile_stored(1, scratch.products[k % 2] + WIDTH, WIDE);
+        for (long row = 0; row < whole; row += tiles::ROWS)
+            multiply_whole(from + row * depth, bytes, products + row * PANEL);
+        if (whole < rows) multiply_rest(from + whole * depth, bytes, products + whole * PANEL);
         if (k) finish(k - 1);
     }
     finish(count - 1);

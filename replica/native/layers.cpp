@@ -196,9 +196,10 @@ void wr_add_thin(const void* x, void* out, const void* parts, const void* pairs,
 // kind: 0 float, 1 bfloat16, 2 bfloat16 by tiles (depth a multiple of 32).
 // then: 0 writes in the dtype of x, 1 writes floats, 2 adds to floats, 3 gates. bias may be null;
 // it has as many floats as there are packed columns, and counts for 0 and 1 only.
-// encoding: 0 for what wr_pack made, else that of wr_pack_blocks.
+// encoding: 0 for what wr_pack made, else that of wr_pack_blocks. singles: so many rows, the first
+// ones, may go the way of few rows.
 void wr_product(const void* x, const void* packed, const void* bias, void* out, long rows,
-                long columns, long depth, int then, int kind, int encoding) {
+                long singles, long columns, long depth, int then, int kind, int encoding) {
     enum { FLOAT, BF16, TILES };
     auto* b = (const float*)bias;
     if (kind == FLOAT)
@@ -208,11 +209,13 @@ void wr_product(const void* x, const void* packed, const void* bias, void* out, 
         return with_then<bf16>(then, out, b, [&](auto* to, const auto& what) {
             auto* from = (const bf16*)x;
             auto multiply = [&]<typename Q>() {
-                few_product<Q>(from, (const uint8_t*)packed, to, rows, columns, depth, what);
+                few_product<Q>(from, (const uint8_t*)packed, to, singles, columns, depth, what);
             };
-            if (rows <= tiles::ROWS && few::with_encoding(encoding, multiply)) return;
+            long done = singles && few::with_encoding(encoding, multiply) ? singles : 0;
+            if (done == rows) return;
             Panels<bf16> weights(packed, depth, encoding);
-            tiled_product(from, weights, to, rows, columns, depth, what);
+            tiled_product(from + done * depth, weights, to + done * columns, rows - done, columns,
+                          depth, what);
         });
 #endif
     any_product<bf16>(x, packed, b, out, rows, columns, depth, then, encoding);

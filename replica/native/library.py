@@ -37,7 +37,7 @@ def load_library() -> ctypes.CDLL:
         "wr_pack": [pointer] * 2 + [long] * 2 + [flag],
         "wr_pack_blocks": [pointer] * 2 + [long] * 2 + [flag] * 2,
         "wr_columns": [pointer] * 3 + [long] * 2 + [flag] * 2,
-        "wr_product": [pointer] * 4 + [long] * 3 + [flag] * 3,
+        "wr_product": [pointer] * 4 + [long] * 4 + [flag] * 3,
         "wr_gate": [pointer] * 2 + [long] * 3 + [flag],
         "wr_add_thin": [pointer] * 4 + [long] * 3 + [flag] * 2,
         "wr_attend": [pointer] * 7 + [long] * 7 + [flag],

@@ -134,7 +134,8 @@ void tiled_product(const bf16* x, const Panels<bf16>& weights, Out* out, long ro
                 long first = index * Then::columns;
                 long count = std::min(columns - first, Then::columns);
                 long end = std::min(rows, block + TILED_ROWS);
-                panels.open(index, end - block > 2 * tiles::ROWS);
+                const long tiled = end - block;
+                panels.open(index, tiled > tiles::ROWS && tiled != 2 * tiles::ROWS);
                 auto write = [&](long row, long many) {
                     for (long r = 0; r < many; ++r)
                         then(out + (row + r) * columns + first, load_floats(sums + r * PANEL),
@@ -155,10 +156,15 @@ void tiled_product(const bf16* x, const Panels<bf16>& weights, Out* out, long ro
     }
 }
 
-// The same for up to 16 rows and weights kept as blocks of Q.
+// The same for a few rows and weights kept as blocks of Q.
 template <typename Q, typename Out, typename Then>
 void few_product(const bf16* x, const uint8_t* packed, Out* out, long rows, long columns,
-                    long depth, const Then& then) {
+                 long depth, const Then& then) {
+    for (; rows > few::MOST_ROWS; rows -= few::MOST_ROWS) {
+        few_product<Q>(x, packed, out, few::MOST_ROWS, columns, depth, then);
+        x += few::MOST_ROWS * depth;
+        out += few::MOST_ROWS * columns;
+    }
     long count_panels = (columns + Then::columns - 1) / Then::columns;
     static thread_local std::vector<float> x_sums;
     x_sums.resize(std::max<size_t>(x_sums.size(), rows * depth / blocks::DEPTH));
@@ -166,17 +172,16 @@ void few_product(const bf16* x, const uint8_t* packed, Out* out, long rows, long
     const float* all_sums = x_sums.data();
 #pragma omp parallel
     {
-        tiles::Configured configured(rows);
+        tiles::Configured configured = few::configured(rows);
         few::Scratch scratch;
-        alignas(64) float totals[tiles::ROWS * PANEL];
 #pragma omp for schedule(static)
         for (long index = 0; index < count_panels; ++index) {
             const uint8_t* panel = packed + index * (depth / blocks::DEPTH) * Q::BYTES;
             long first = index * Then::columns, count = std::min(columns - first, Then::columns);
-            few::multiply<Q>(x, all_sums, rows, panel, depth, scratch, totals);
+            few::multiply<Q>(x, all_sums, rows, panel, depth, scratch);
             for (long r = 0; r < rows; ++r)
-                then(out + r * columns + first, load_floats(totals + r * PANEL),
-                     load_floats(totals + r * PANEL + WIDTH), first, count);
+                then(out + r * columns + first, load_floats(scratch.totals + r * PANEL),
+                     load_floats(scratch.totals + r * PANEL + WIDTH), first, count);
         }
     }
 }

@@ -34,7 +34,8 @@ class ForwardBatch:
     starts: int32 [R + 1], where each row's tokens begin. contexts: int32 [R], tokens of each row
     that can be attended to after this pass. host_starts and host_contexts: the same in host
     memory, so that a backend can know its shapes without waiting for the device.
-    last: int64 [R], each row's last token. spans: which of them compute with an adapter.
+    last: int64 [R], each row's last token. singles: how many rows, the first ones, have one token
+    in the plan. spans: which of them compute with an adapter.
     """
 
     token_ids: Tensor
@@ -46,6 +47,7 @@ class ForwardBatch:
     host_starts: Tensor
     host_contexts: Tensor
     last: Tensor
+    singles: int
     spans: tuple[Span, ...] = ()
 
     @property
@@ -67,6 +69,7 @@ class ForwardBatch:
             host_starts=starts,
             host_contexts=self.host_contexts,
             last=on_device[:-1].long(),
+            singles=self.singles,
         )
 
 
@@ -158,5 +161,6 @@ def build_batch(
         host_starts=host_starts,
         host_contexts=host_contexts,
         last=upload(starts[1:] - 1),
+        singles=int((lengths == 1).sum()),
         spans=_spans(rows, starts, adapters),
     )

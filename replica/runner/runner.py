@@ -120,7 +120,7 @@ class ModelRunner:
             hidden = hidden[batch.last]
         finite = hidden.isfinite().all(-1)
         samples = [(index, row.sample) for index, row in enumerate(rows) if row.sample]
-        sampled = self._sample(model, hidden, samples)
+        sampled = self._sample(model, hidden, samples, batch.singles)
         outcomes = [
             sampled.get(index, Sampled(None)) if is_finite else Sampled(None, error=NOT_FINITE)
             for index, is_finite in enumerate(finite.tolist())
@@ -141,13 +141,14 @@ class ModelRunner:
         )
 
     def _sample(
-        self, model: Llama, hidden: Tensor, samples: list[tuple[int, SampleSpec]]
+        self, model: Llama, hidden: Tensor, samples: list[tuple[int, SampleSpec]], singles: int
     ) -> dict[int, Sampled]:
         """Outcomes by row; the head runs for no other rows."""
         if not samples:
             return {}
         index = torch.tensor([row for row, _ in samples], device=hidden.device)
-        outcomes = sample(model.logits(hidden[index]), [spec for _, spec in samples])
+        first = sum(row < singles for row, _ in samples)
+        outcomes = sample(model.logits(hidden[index], first), [spec for _, spec in samples])
         return {row: outcome for (row, _), outcome in zip(samples, outcomes, strict=True)}
 
 

@@ -73,6 +73,7 @@ def test_padding_rows_touch_nothing_but_the_dump(name: str) -> None:
         host_starts=starts,
         host_contexts=contexts,
         last=torch.tensor([0, 1, 2]),
+        singles=3,
     )
     qkv = torch.cat((case.qkv, torch.full_like(case.qkv[:1], 7.0)))
     found = backend.attend(

@@ -19,7 +19,6 @@ from tests.replica.models.test_kernels import DTYPES, close, make, numbers
 NATIVE = ["native", "native by tiles"]
 SIZES = [(32, 1), (64, 96), (576, 50)]
 ROWS = [1, 2, 8, 9, 16, 17, 33, 150, 300]
-FEW = 16
 BF16 = torch.bfloat16
 
 
@@ -67,10 +66,10 @@ def test_packed_blocks_stand_for_the_same_numbers_to_the_bit(
     assert torch.equal(found, matrix.dense()[ids].float())
 
 
-def multiplies_blocks(name: str, encoding: str, dtype: torch.dtype, rows: int) -> bool:
-    """Whether the tiles multiply the blocks themselves."""
+def multiplies_blocks(name: str, encoding: str, dtype: torch.dtype) -> bool:
+    """Whether the tiles multiply the blocks themselves, for single tokens."""
     kept = encoding == "Q4_1" or "avx512_fp16" in cpu_flags()
-    return name == "native by tiles" and dtype == BF16 and kept and rows <= FEW
+    return name == "native by tiles" and dtype == BF16 and kept
 
 
 def linears(kernels: Kernels, matrix: BlockMatrix, bias: Tensor) -> tuple[Linear, Linear]:
@@ -88,9 +87,9 @@ def test_products_have_the_bits_of_those_with_numbers(
     kept, dense = linears(kernels, matrix, numbers(columns, dtype=dtype))
     gates = [kernels.gated(of, of) for of in (matrix, matrix.dense())]
     for rows in ROWS:
-        if multiplies_blocks(name, encoding, dtype, rows):
-            continue
         x = numbers(rows, depth, dtype=dtype)
+        if not multiplies_blocks(name, encoding, dtype):
+            assert torch.equal(kept(x, rows), dense(x))
         assert torch.equal(kept(x), dense(x))
         assert torch.equal(kept.floats(x), dense.floats(x))
         hidden = numbers(rows, columns)
@@ -131,11 +130,11 @@ def test_few_rows_by_tiles_round_no_weight(encoding: str) -> None:
     matrix = blocks(50, 576, encoding, BF16)
     kernels = make("native by tiles")
     linear, rounded = kernels.linear(matrix), kernels.linear(matrix.dense())
-    for rows in (1, 3, FEW):
+    for rows in (1, 3, 16, 47, 64, 70):
         x = numbers(rows, 576, dtype=BF16)
         wanted, most = x.double() @ exact(matrix).T, x.double().abs() @ exact(matrix).abs().T
-        found, coarse = (of.floats(x).double() - wanted for of in (linear, rounded))
-        if multiplies_blocks("native by tiles", encoding, BF16, rows):
+        found, coarse = (of.floats(x, rows).double() - wanted for of in (linear, rounded))
+        if multiplies_blocks("native by tiles", encoding, BF16):
             assert (found.abs() <= 1e-5 * most).all()
             assert found.abs().max() < 0.1 * coarse.abs().max()
         else:
@@ -145,17 +144,21 @@ def test_few_rows_by_tiles_round_no_weight(encoding: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NATIVE)
 def test_a_row_has_the_same_bits_in_any_batch(name: str, dtype: torch.dtype) -> None:
-    """By tiles: in any batch of up to 16 rows, and in any larger one."""
-    linear = make(name).linear(blocks(320, 576, "Q4_1", dtype))
+    """Single tokens whatever the others are, and those of prompts too."""
+    kernels, matrix = make(name), blocks(320, 576, "Q4_1", dtype)
+    linear, gated = kernels.linear(matrix), kernels.gated(matrix, matrix)
     x = numbers(300, 576, dtype=dtype)
-    few, many = linear.floats(x[20:36].contiguous()), linear.floats(x)
-    for rows in (slice(20, 21), slice(23, 27), slice(21, 36)):
-        of_few = rows.start - 20, rows.stop - 20
-        assert torch.equal(linear.floats(x[rows].contiguous()), few[slice(*of_few)])
-    for rows in (slice(20, 37), slice(30, 80), slice(270, 300)):
-        assert torch.equal(linear.floats(x[rows].contiguous()), many[rows])
-    if not multiplies_blocks(name, "Q4_1", dtype, FEW):
-        assert torch.equal(few, many[20:36])
+    singles = linear.floats(x, 300), gated(x, 300)
+    prompts = linear.floats(x), gated(x)
+    for rows in (slice(20, 21), slice(23, 27), slice(21, 36), slice(20, 37), slice(0, 64)):
+        part, count = x[rows].contiguous(), rows.stop - rows.start
+        for first in (0, 1, count // 2, count):
+            for of, few, many in zip((linear.floats, gated), singles, prompts, strict=True):
+                found = of(part, first)
+                assert torch.equal(found[:first], few[rows][:first])
+                assert torch.equal(found[first:], many[rows][first:])
+    if not multiplies_blocks(name, "Q4_1", dtype):
+        assert torch.equal(singles[0], prompts[0])
 
 
 @pytest.mark.parametrize("name", ["torch", "native"])

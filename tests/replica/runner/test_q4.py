@@ -83,6 +83,28 @@ def test_neighbours_and_a_warm_prefix_change_nothing(card: ModelCard, dtype: str
     assert again.output == first.output
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_answers_have_the_same_bits_alone_and_beside_forty_others(
+    tmp_path: Path, dtype: str
+) -> None:
+    """Heads that the native attention takes: plain torch sums in another order in other batches."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", q4=True, heads=2, kv_heads=1)
+    kept = runner(load_card(path), "q4", dtype)
+
+    def logprobs(rows: list[RowResult]) -> list[object]:
+        return [row.logprob.top for row in rows if row.logprob is not None]
+
+    order = [0, 1, 2, 3, 4]
+    driver = Driver(kept, 16)
+    many = [driver.child(PROMPTS[at % 5], TOKENS, PARAMS) for at in range(40)]
+    driver.generate(many, TOKENS)
+    for index in order:
+        alone = answers(kept, [index], 16)[index]
+        for child in many[index::5]:
+            assert child.output == [row.token_id for row in alone]
+            assert logprobs(child.results) == logprobs(alone)
+
+
 def test_plain_torch_agrees(card: ModelCard) -> None:
     native, torch = (runner(card, "q4", "float32", kernel) for kernel in ("auto", "torch"))
     one, other = answers(native, [0, 1, 2], 512), answers(torch, [0, 1, 2], 512)
