@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 
 import msgspec
@@ -17,6 +18,12 @@ SERVER_ERROR = CoreError(
 """What a client sees of an error that nobody expected."""
 
 _RETRYABLE = (429, 503)
+RETRY_MS = "retry-after-ms"
+"""OpenAI's clients prefer it, and add no spread of their own to what a server says: in whole
+seconds those who were refused together would come back together."""
+
+SPREAD_S, SPREAD_RATIO = 1.0, 0.5
+_rng = random.Random()
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -51,10 +58,15 @@ def retry_after_s(error: CoreError) -> int | None:
     return 1 if error.status in _RETRYABLE else None
 
 
+def _spread_ms(wait_s: int) -> int:
+    return int(1e3 * (wait_s + _rng.uniform(0.0, max(SPREAD_S, SPREAD_RATIO * wait_s))))
+
+
 def to_response(error: CoreError) -> ErrorResponse:
     """The whole answer to a request that failed before its first byte."""
     headers = {"Content-Type": "application/json"}
     wait_s = retry_after_s(error)
     if wait_s is not None:
         headers["Retry-After"] = str(wait_s)
+        headers[RETRY_MS] = str(_spread_ms(wait_s))
     return ErrorResponse(error.status, headers, error_body(error))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from events.errors import CoreError
-from router.openai.errors import SERVER_ERROR, error_body, to_response
+from router.openai.errors import RETRY_MS, SERVER_ERROR, error_body, to_response
 
 
 def test_P15_shape() -> None:
@@ -41,4 +41,16 @@ def test_O3_retry_after_is_a_whole_number_of_seconds(
     status: int, wait_s: float | None, header: str | None
 ) -> None:
     error = CoreError(status=status, message="m", retry_after_s=wait_s)
-    assert to_response(error).headers.get("Retry-After") == header
+    headers = to_response(error).headers
+    assert headers.get("Retry-After") == header
+    assert (RETRY_MS in headers) == (header is not None)
+
+
+def test_O3_those_who_are_refused_together_do_not_come_back_together() -> None:
+    for wait_s in (1, 20):
+        error = CoreError(status=429, message="m", retry_after_s=float(wait_s))
+        waits = [int(to_response(error).headers[RETRY_MS]) / 1e3 for _ in range(200)]
+        spread_s = max(1.0, wait_s / 2)
+        assert wait_s <= min(waits) < wait_s + 0.1 * spread_s
+        assert wait_s + 0.9 * spread_s < max(waits) <= wait_s + spread_s
+        assert len(set(waits)) > 100
