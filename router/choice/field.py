@@ -94,7 +94,7 @@ class Field(Candidates):
         self._barred = barred
         self._made = {}
         self._state, self._rows = prices.state, prices.rows
-        self.terms, self.lines, self.best = prices.terms, prices.lines, prices.best
+        self.terms, self._lines, self.best = prices.terms, prices.lines, prices.best
         self.longest_blocks = int(prices.best.longest_blocks)
         self._all = prices.everybody
         self.replicas = board.replicas
@@ -147,7 +147,7 @@ class Field(Candidates):
         """At most `SHOWN`: `first`, then the best of the other candidates, then of those that may
         not the unfit by id, at last the unheard."""
         board = self._board
-        lead, why, lines = 0, [], self.lines
+        lead, why, lines = 0, [], self._lines
         if first is not None and board.rows[first] != self.best.row:
             found = (lines[:, _LINE_ROW] == board.rows[first]).nonzero()[0].tolist()
             lead = found[0] if found else len(lines) - 1

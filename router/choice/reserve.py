@@ -7,9 +7,9 @@ load report says which dispatches it has seen; only the others still count on to
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field, fields
+from math import frexp
 from typing import Protocol
 
 from msgspec import Struct
@@ -57,7 +57,7 @@ class Journal(Protocol):
 
 def size_of(prefill_ms: float) -> int:
     """In [0, SIZES)."""
-    size = (math.frexp(prefill_ms)[1] - 1) // 2
+    size = (frexp(prefill_ms)[1] - 1) // 2
     return 0 if size < 0 else size if size < SIZES else SIZES - 1
 
 

@@ -11,10 +11,9 @@ import numpy as np
 from msgspec import Struct
 
 from router.choice.route import RouteQuery
-from router.choice.sheet import LINE, TERMS, Best
+from router.choice.sheet import TERMS, Best
 
 _SCORE, _OVERLAP = map(TERMS.index, ("score", "overlap_blocks"))
-_LINE_PLACE, _LINE_SCORE = map(LINE.index, ("place", "score"))
 
 
 class Candidate(Struct, frozen=True):
@@ -35,13 +34,11 @@ class Candidate(Struct, frozen=True):
 class Candidates(Sequence[Candidate]):
     """Candidates by replica id. They are made when looked at; what most rules need of all of them
     lies in arrays: `replicas`, `terms` (float64 (candidates, cost.TERMS)), and of these `scores`
-    and `overlaps` (leading blocks). `best` has the terms of the best score, `lines` those of the
-    next best too, as many as are shown of a choice, ties in order. `longest_blocks`: the most
-    leading blocks that any of them holds. Whoever surveys fills them in."""
+    and `overlaps` (leading blocks). `best` has the terms of the best score. `longest_blocks`: the
+    most leading blocks that any of them holds. Whoever surveys fills them in."""
 
     replicas: list[str]
     terms: np.ndarray
-    lines: np.ndarray
     best: Best
     longest_blocks: int
     _made: dict[int, Candidate]
@@ -63,12 +60,8 @@ class Candidates(Sequence[Candidate]):
         return self.terms[:, _OVERLAP]
 
     def at_least(self, score: float) -> list[int]:
-        """Places of those with such a score, in order. They are rarely more than the few best."""
-        scores = self.lines[:, _LINE_SCORE].tolist()
-        if len(scores) < len(self.replicas) and scores[-1] >= score:
-            return (self.scores >= score).nonzero()[0].tolist()
-        best = self.lines[:, _LINE_PLACE].astype(np.int64).tolist()
-        return sorted([place for place, own in zip(best, scores, strict=True) if own >= score])
+        """Places of those with such a score, in order."""
+        return (self.terms[:, _SCORE] >= score).nonzero()[0].tolist()
 
     @overload
     def __getitem__(self, index: int) -> Candidate: ...

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sized
 
 from events.alarm import AlarmNotice
 from events.bus import Bus
@@ -39,6 +38,7 @@ class Announcer:
         self._outcomes: list[RouteOutcome] = []
         self._notices: list[tuple[str, Message]] = []
         self._work = asyncio.Event()
+        self._idle = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -54,13 +54,17 @@ class Announcer:
     def decided(self, decision: RouteDecision) -> None:
         """A choice was made."""
         self._decisions.append(decision)
-        self._work.set()
+        if self._idle:
+            self._wake()
 
     def ended(self, outcome: RouteOutcome) -> None:
         """An attempt ended."""
-        if self._room(self._outcomes):
+        if len(self._outcomes) < MAX_WAITING:
             self._outcomes.append(outcome)
-            self._work.set()
+        else:
+            self.dropped += 1
+        if self._idle:
+            self._wake()
 
     def alarm(self, notice: AlarmNotice) -> None:
         """An alarm is on, or over."""
@@ -71,20 +75,23 @@ class Announcer:
         self._note(self._scale_subject, signal)
 
     def _note(self, subject: str, message: Message) -> None:
-        if self._room(self._notices):
+        if len(self._notices) < MAX_WAITING:
             self._notices.append((subject, message))
-            self._work.set()
+        else:
+            self.dropped += 1
+        if self._idle:
+            self._wake()
 
-    def _room(self, waiting: Sized) -> bool:
-        if len(waiting) < MAX_WAITING:
-            return True
-        self.dropped += 1
-        return False
+    def _wake(self) -> None:
+        self._idle = False
+        self._work.set()
 
     async def _publish_forever(self) -> None:
         while True:
-            await self._work.wait()
-            self._work.clear()
+            if not (self._notices or self._decisions or self._outcomes):
+                self._idle = True
+                await self._work.wait()
+                self._work.clear()
             for subject, message in self._taken():
                 await self._bus.publish(subject, encode(message))
             await asyncio.sleep(TICK_S)

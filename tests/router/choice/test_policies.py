@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.choice.route import RouteQuery
-from router.choice.sheet import LINE, TERMS, Best
+from router.choice.sheet import TERMS, Best
 from router.policies import make_policy
 from router.policies.base import Candidate, Candidates
 from tests.router.kit import BLOCK_TOKENS, World, prompt
@@ -50,7 +50,6 @@ class Made(Candidates):
     def __init__(self, made: tuple[Candidate, ...], terms: np.ndarray) -> None:
         self._of, self._made = made, {}
         self.replicas, self.terms = [c.replica for c in made], terms
-        self.lines = np.zeros((1, len(LINE)))
         self.best = Best()
         self.longest_blocks = max(c.overlap_blocks for c in made)
 
