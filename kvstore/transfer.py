@@ -142,8 +142,10 @@ class Transfer:
     def _tell(self, ending: Ending | None) -> None:
         if ending is None or self._on_end is None:
             return
+        # Told once: whoever was told may hold the transfer, and shall not be held by it.
+        on_end, self._on_end = self._on_end, None
         try:
-            self._on_end(ending)
+            on_end(ending)
         except Exception:
             # The mover's thread must live on; the owner's fault is its own, but never silent.
             log.exception("the owner of a transfer failed at its end")

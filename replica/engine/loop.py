@@ -259,6 +259,7 @@ class EngineThread:
     def _fail(self, error: BaseException) -> None:
         plan = self.scheduler.in_flight[0]
         _log.error("plan %d (%d rows) failed: %s", plan.plan_id, len(plan.rows), _cause(error))
+        error.__traceback__ = None  # its frames hold the plan, and the error itself
         self.scheduler.fail()
         self._failed_plans += 1
         self._failures_in_a_row += 1

@@ -98,6 +98,8 @@ class LinkServer:
         except ConnectionError:
             pass
         await self._shut(socket, request)
+        if (broken := socket.exception()) is not None:
+            broken.__traceback__ = None  # its frames hold the socket, which holds it
         return socket
 
     def _welcome(self, session: LinkSession, resumed: bool) -> LinkWelcome:

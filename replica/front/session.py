@@ -95,6 +95,7 @@ class LinkSession:
     def end(self) -> None:
         """Nobody comes back for it."""
         lost = self._front.attempts.drop_outlet(self)
+        self._ready.clear()  # they know us: what holds itself stays until the collector comes by
         if lost:
             log.warning("a link ended with %d live requests", lost)
         for task in self._clearing:

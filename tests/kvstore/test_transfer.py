@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from contextlib import ExitStack
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.transfer import End, Ending, Transfer
+from tests.collector import no_collector
 
 STEPS = ("enter", "leave", "done", "failed", "cancelled", "late", "asked")
 
@@ -148,3 +150,20 @@ def test_a_failing_owner_does_not_hurt_the_mover(caplog: pytest.LogCaptureFixtur
     assert subject.end(End.DONE)
     assert subject.ending == Ending(End.DONE)
     assert "owner of a transfer failed" in caplog.text
+
+
+def test_an_owner_that_keeps_its_transfer_is_freed_with_it() -> None:
+    """Without the collector, which comes by rarely: blocks' tokens would wait for it."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.told: list[Ending] = []
+            self.transfer = Transfer(110.0, lambda ending: self.told.append(ending), Clock())
+
+    owner = Owner()
+    gone = weakref.ref(owner)
+    owner.transfer.end(End.DONE)
+    assert len(owner.told) == 1
+    with no_collector():
+        del owner
+        assert gone() is None

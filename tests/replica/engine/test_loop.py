@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from threading import Event, Thread
 
 import pytest
@@ -11,7 +12,8 @@ from events.cache import CacheOp
 from events.errors import InvariantError
 from replica.engine.messages import StepOutput
 from replica.sched.plan import ExecutionPlan, ExecutionResult
-from tests.fakes.runner import FakeRunner
+from tests.collector import no_collector
+from tests.fakes.runner import FakeRunner, FakeRunnerError
 from tests.replica.cache.test_journal import replay
 from tests.replica.engine.rig import WAIT_S, EngineRig, running
 from tests.replica.sched.rig import VOCAB, chain_of, sampling, tokens_of
@@ -216,6 +218,28 @@ def test_a_runner_that_raises_now_and_then_hurts_nobody() -> None:
         rig.assert_right(runner, *children)
         assert rig.engine.load().failed_plans >= 3
         rig.assert_nothing_left()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_a_failed_step_raised_is_freed_without_the_collector(overlap: bool) -> None:
+    """It knows the frames that know the plan, and whoever waits for it."""
+    raised: list[weakref.ref[BaseException]] = []
+
+    class Told(FakeRunner):
+        def execute(self, plan: ExecutionPlan) -> ExecutionResult:
+            try:
+                return super().execute(plan)
+            except FakeRunnerError as error:
+                raised.append(weakref.ref(error))
+                raise
+
+    rig = EngineRig(runner := Told(64, 4, VOCAB), 4, overlap=overlap)
+    runner.faults.raise_on |= {2, 5}
+    with no_collector():
+        rig.engine.start()
+        rig.assert_right(runner, rig.submit(tokens_of(1, 20), sampling(9)))
+        rig.engine.close(WAIT_S)
+        assert [ref() for ref in raised] == [None, None]
 
 
 def test_a_lost_device_ends_the_engine_and_every_child_and_later_ones_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from array import array
 
 import pytest
@@ -18,6 +19,7 @@ from events.request import (
 )
 from replica.front.intake import MAX_ATTEMPT_S
 from replica.server import drain
+from tests.collector import no_collector
 from tests.fakes.engine import inside, refuse_from
 from tests.fakes.vocabulary import END_ID
 from tests.replica.front.rig import request, rig
@@ -230,6 +232,22 @@ async def test_O1_a_lost_link_aborts_at_every_stage(stage: str) -> None:
             await until(lambda: len(front.engine.calls) == 2)
             assert {child for _, child in front.engine.calls} == set(lost)
         assert len(front.front.attempts) == 1, "the other router's request lives on"
+
+
+async def test_O1_what_a_lost_link_held_is_freed_without_the_collector() -> None:
+    """Its attempts know it, and it knows those whose deltas it was about to send."""
+    async with rig() as front:
+        router = await front.dial()
+        await router.send(request())
+        await front.submitted()
+        (attempt,) = front.front.attempts
+        gone = weakref.ref(attempt.key.outlet)
+        del attempt
+        with no_collector():
+            router.socket._response.connection.transport.abort()
+            front.engine.step({front.engine.requests[0].child: b"said to nobody"})
+            await until(front.empty)
+            await until(lambda: gone() is None)
 
 
 async def test_hold_and_resume_reach_every_child_once() -> None:
