@@ -13,6 +13,7 @@ from events.wire import encode
 from router.dispatch.address import AllowList
 from router.dispatch.introduction import LinkTarget
 from router.errors import LinkRefusedError
+from tests.fakes import replica as fake_module
 from tests.fakes.replica import FakeReplica
 from tests.fakes.scripts import echo
 from tests.router.gateway.rig import Rig, collect
@@ -121,4 +122,26 @@ async def test_S1_a_wrong_secret_is_refused(rig: Rig) -> None:
         rig.targets.append(LinkTarget("r9", 1, stranger.url))
         await until(lambda: len(stranger.hellos) >= 1)
         await until(lambda: rig.links.get("r9").counts["refused"] >= 1)
+        assert not rig.links.get("r9").up
+
+
+async def test_S3_another_replica_at_the_address_is_not_taken_for_the_one_that_was_announced(
+    rig: Rig,
+) -> None:
+    async with FakeReplica("r9") as other:
+        rig.targets.append(LinkTarget("r8", 1, other.url))
+        await until(lambda: len(other.hellos) >= 1)
+        await until(lambda: rig.links.get("r8").counts["identity"] >= 1)
+        assert not rig.links.get("r8").up
+        assert "r8" not in rig.chooser.linked
+
+
+async def test_a_replica_that_speaks_another_version_of_the_link_is_refused(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_module, "LINK_VERSION", LINK_VERSION + 1)
+    async with FakeReplica("r9") as newer:
+        rig.targets.append(LinkTarget("r9", 1, newer.url))
+        await until(lambda: len(newer.hellos) >= 1)
+        await until(lambda: rig.links.get("r9").counts["version"] >= 1)
         assert not rig.links.get("r9").up
