@@ -1,6 +1,7 @@
 // What one request costs on each replica: router/choice/cost.py has the twin in NumPy, which says what the
 // terms mean. The order of the operations is the same in both, so that the results are equal.
 
+#include <bit>
 #include <cmath>
 
 #include "cost.h"
@@ -27,13 +28,14 @@ struct Ahead { double share, overtaken; };
 
 // Shortest first: what of the backlog comes before a prefill of that size, and how many come behind.
 Ahead ahead_of(const Row &r, double own_ms, const Weights &w) {
-    const int size = own_ms < 1.0 ? 0 : std::ilogb(own_ms) / 2;
-    double total = 0.0, smaller = 0.0, overtaken = 0.0, middle_ms = 2.0;
-    for (int i = 0; i < 7; i++, middle_ms *= 4.0) {
+    // The class of its size: of the binary exponent.
+    const int size = own_ms < 1.0 ? 0 : (int(std::bit_cast<uint64_t>(own_ms) >> 52) - 1023) / 2;
+    double total = 0.0, smaller = 0.0, overtaken = 0.0, per_middle_ms = 0.5;
+    for (int i = 0; i < 7; i++, per_middle_ms *= 0.25) {
         const double known = above(0.0, r.prefills_ms[i]);
         total += known;
         if (i <= size) smaller += known;
-        else overtaken += known / middle_ms;
+        else overtaken += known * per_middle_ms;
     }
     return {total > w.some_ms ? smaller / total : 1.0, overtaken};
 }

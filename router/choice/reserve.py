@@ -141,7 +141,7 @@ class Ledger:
         if reservation is not None:
             booked = self._accounts[reservation.replica].booked
             self.changed[reservation.replica] = booked
-            _count_prefill(booked, reservation, -1)
+            _count(booked, reservation, -1, whole=False)
             reservation.prefilling = False
             if self.journal is not None:
                 self.journal.prefilled(reservation)
@@ -153,9 +153,9 @@ class Ledger:
             return
         booked = self._accounts[reservation.replica].booked
         self.changed[reservation.replica] = booked
-        _count_prefill(booked, reservation, -1)
+        _count(booked, reservation, -1, whole=False)
         reservation.overdue = True
-        _count_prefill(booked, reservation, 1)
+        _count(booked, reservation, 1, whole=False)
 
     def release(self, decision_id: str) -> Reservation | None:
         """Give it back; the reservation the first time, None ever after."""
@@ -214,23 +214,21 @@ class Ledger:
             self.release(oldest.decision_id)
 
 
-def _count(booked: Booked, reservation: Reservation, sign: int) -> None:
-    """Add (or take away) one reservation to the sums, as it stands now."""
-    booked.requests += sign
-    if reservation.unseen:
-        booked.unseen_requests += sign
-        booked.unseen_context_tokens += sign * reservation.context_tokens
-        booked.unseen_blocks += sign * reservation.blocks
+def _count(booked: Booked, reservation: Reservation, sign: int, whole: bool = True) -> None:
+    """Add (or take away) one reservation to the sums, as it stands now, or only what its prefill
+    adds to them."""
+    unseen = reservation.unseen
+    if whole:
+        booked.requests += sign
+        if unseen:
+            booked.unseen_requests += sign
+            booked.unseen_context_tokens += sign * reservation.context_tokens
+            booked.unseen_blocks += sign * reservation.blocks
     if reservation.prefilling:
-        _count_prefill(booked, reservation, sign)
-
-
-def _count_prefill(booked: Booked, reservation: Reservation, sign: int) -> None:
-    """The same of what its prefill adds to the sums."""
-    place = 0 if reservation.overdue else sign
-    booked.prefilling += place
-    booked.prefill_ms_of_size[reservation.size] += sign * reservation.prefill_ms
-    if reservation.unseen:
-        booked.unseen_prefilling += place
-        booked.unseen_prefill_tokens += sign * reservation.prefill_tokens
-        booked.unseen_prefill_ms += sign * reservation.prefill_ms
+        place = 0 if reservation.overdue else sign
+        booked.prefilling += place
+        booked.prefill_ms_of_size[reservation.size] += sign * reservation.prefill_ms
+        if unseen:
+            booked.unseen_prefilling += place
+            booked.unseen_prefill_tokens += sign * reservation.prefill_tokens
+            booked.unseen_prefill_ms += sign * reservation.prefill_ms
