@@ -113,7 +113,8 @@ class World:
             pass
         if self._late > allowed:
             return None
-        return float(np.quantile([record.ttft_s for record in self._records], share))
+        reached_s = float(np.quantile([record.ttft_s for record in self._records], share))
+        return reached_s if reached_s <= limit_s else None  # it lies between two requests
 
     def replicas(self) -> list[SimReplica]:
         """Those that live."""

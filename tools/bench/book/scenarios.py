@@ -116,7 +116,7 @@ def _agents(name: str, title: str, **changes: Any) -> Scenario:
 
 ALL = (
     _mooncake("conversation", CONVERSATION, 0.75),
-    _mooncake("conversation", CONVERSATION, 1.2),
+    _mooncake("conversation", CONVERSATION, 1.2, (1, 2, 3)),
     _mooncake("synthetic", SYNTHETIC, 0.75),
     _mooncake("synthetic", SYNTHETIC, 1.2, (1, 2, 3)),
     _ladder("ladder-published", "The ladder: the prompts take 73 % of the caches", LADDER, 307_328),
