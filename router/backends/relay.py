@@ -210,7 +210,7 @@ class _Passage:
         self._headers["Content-Type"] = upstream.headers.get("Content-Type", "application/json")
         if not events and upstream.content_length is not None:
             self._headers["Content-Length"] = str(upstream.content_length)
-        tail = self._tail = Events(drop_usage) if events else Tail()
+        tail = self._tail = Events(drop_usage) if events else Tail(_measured(upstream))
         while (data := await self._read(upstream, tail)) != b"":
             if data is None:
                 await self._write(KEEP_ALIVE)
@@ -276,3 +276,9 @@ class _Passage:
             self._run.grow(usage.completion_tokens)
             self._seat.learn(self._attempt, usage)
         await self._writer.close()
+
+
+def _measured(upstream: aiohttp.ClientResponse) -> bool:
+    """Whether it tells where its body ends."""
+    chunked = "chunked" in upstream.headers.get("Transfer-Encoding", "").lower()
+    return chunked or upstream.content_length is not None

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from tools.errors import CommandError
 
-GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""One of these is where a driver is: NVIDIA's, AMD's, and Windows' for Linux within it."""
+GPU_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
+"""One of these is where a driver is: NVIDIA's, also of small boards, AMD's, and Windows' for Linux
+within it."""
 
 KNOCK_S = 2.0
 

@@ -154,6 +154,28 @@ async def test_R17_a_plain_answer_cut_short_is_no_answer(
     await house.settled()
 
 
+@pytest.mark.parametrize("more", ["", "x" * 40_000])
+async def test_R17_where_no_length_is_told_a_cut_behind_a_brace_is_no_end(
+    house: ForeignHouse, http: aiohttp.ClientSession, more: str
+) -> None:
+    text = json.dumps({"id": more, "choices": [], "usage": {"prompt_tokens": 1}})[:-1]
+
+    async def script(asked: Asked) -> None:
+        head = b"HTTP/1.1 200 X\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+        asked._writer.write(head + text.encode())
+        await asked._writer.drain()
+        asked._writer.close()
+
+    house.tell(script)
+    async with house.post(http, PATH, CHAT) as response:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+    text += "}"
+    response, body = await read(house, http, CHAT)
+    assert (response.status, body.decode()) == (200, text)
+    await house.settled()
+
+
 @pytest.mark.parametrize("body", [CHAT, STREAM])
 async def test_more_cached_than_the_prompt_is_not_counted_and_has_a_name(
     house: ForeignHouse, http: aiohttp.ClientSession, body: dict

@@ -12,7 +12,7 @@ import pytest
 from events.errors import QUEUE_LONGER, CoreError, UserError
 from router.dispatch.failover import RetryBudget
 from router.openai.stream import DONE
-from tests.fakes.scripts import Call, echo, stall
+from tests.fakes.scripts import Call, echo, refuse, stall
 from tests.router.gateway.house import CHAT, COMPLETION, House, events
 from tests.router.gateway.rig import Rig, collect
 from tests.waiting import until
@@ -63,6 +63,18 @@ async def test_R1_a_request_that_was_sent_to_a_longer_queue_moves_once_without_c
         first, second = sorted(house.calls, key=lambda call: call.request.dispatch_seq)[before:]
         assert first.replica is not second.replica
         assert (first.request.believed_queue_tokens, second.request.attempt) == (0, 2)
+    await house.settled()
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+async def test_a_request_is_tried_no_more_often_than_it_may_however_many_there_are(
+    build: Callable, http: aiohttp.ClientSession, retries: int
+) -> None:
+    house = await build(replicas=4, retries=retries)
+    house.script(refuse(CoreError(status=500, message="broken", type="server_error")))
+    async with house.post(http, "/v1/chat/completions", CHAT) as response:
+        assert response.status == 500
+    assert len(house.calls) == 1 + retries
     await house.settled()
 
 
