@@ -42,7 +42,7 @@ TAIL_BLOCKS = 8
 LEARNING_RATE = 0.2
 MAX_STORES = 64
 
-GUARD = 1.0
+GUARD = 0.5
 """A prompt computed where only answers are given counts so much more: whoever is answered there
 waits for it, and whoever is answered there next."""
 

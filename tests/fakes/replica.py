@@ -40,6 +40,7 @@ from events.request import (
     LinkHello,
     Resume,
 )
+from events.session import BEAT_S, Ack
 from events.wire import decode_router_frame, encode
 from kvstore.identity import HASH_VERSION, key_id
 from tests.fakes.scripts import BLOCK_TOKENS, Call, Script, echo
@@ -68,7 +69,11 @@ class FakeReplica:
         role: str = BOTH,
         tiers: tuple[str, ...] = (),
         peers: tuple[str, ...] = (),
+        gives_signs: bool = False,
     ) -> None:
+        """`gives_signs` of life on its links, as a real one does, until it falls silent."""
+        self.gives_signs = gives_signs
+        self.signs = 0
         self.role = role
         self.tiers = tiers
         self.peers = peers
@@ -188,6 +193,10 @@ class FakeReplica:
             if transport is not None:
                 transport.pause_reading()
 
+    def fall_silent(self) -> None:
+        """Say nothing more on the links, which stay open."""
+        self.gives_signs = False
+
     def quiet(self) -> None:
         """Stop the heartbeats."""
         if self._heart is not None:
@@ -244,9 +253,21 @@ class FakeReplica:
             replica=self.replica_id,
             boot=self.boot,
             continues=self.continues,
+            resumes=self.gives_signs,
         )
         await ws.send_bytes(encode(welcome))
+        if self.gives_signs:
+            task = asyncio.create_task(self._live_on(ws))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return True
+
+    async def _live_on(self, ws: web.WebSocketResponse) -> None:
+        with contextlib.suppress(ConnectionError):
+            while self.gives_signs:
+                await ws.send_bytes(encode(Ack(received=0)))
+                self.signs += 1
+                await asyncio.sleep(BEAT_S)
 
     async def _handle(self, ws: web.WebSocketResponse, data: bytes) -> None:
         frame = decode_router_frame(data)

@@ -31,7 +31,7 @@ def test_who_computes_for_others_answers_nobody() -> None:
     assert decision.replica == "d0"
 
 
-def test_who_computes_for_others_answers_too_while_those_that_answer_are_far_slower() -> None:
+def test_who_computes_for_others_answers_too_while_tokens_come_sooner_there() -> None:
     world = world_of(p0="prefill", d0="decode", d1="decode")
     busy = load(running=25, running_context_tokens=9_000)
     world.fleet.on_load("d0", 1, busy)
@@ -45,6 +45,18 @@ def test_who_computes_for_others_answers_too_while_those_that_answer_are_far_slo
     for name in ("d0", "d1"):
         world.fleet.on_load(name, 1, busy)
     assert filtered(world.decide(SHORT))["p0"] == "role"
+
+
+def test_prompts_count_where_answers_are_given_too() -> None:
+    """With one row each: tokens come later where prompts take most of the time."""
+    world = world_of(p0="prefill", d0="decode")
+    for name in ("p0", "d0"):
+        world.fleet.on_load(name, 1, load(running=1, running_context_tokens=100))
+    assert filtered(world.decide(SHORT))["p0"] == "role"
+    world.keep_busy("d0")
+    for name in ("p0", "d0"):
+        world.fleet.on_load(name, 1, load(running=1, running_context_tokens=100))
+    assert filtered(world.decide(SHORT))["p0"] is None
 
 
 def test_only_those_are_asked_to_compute() -> None:

@@ -208,6 +208,52 @@ async def test_one_that_says_nothing_is_given_up(
     await split.settled()
 
 
+async def test_K2_silence_is_noticed_long_before_the_time_is_over(
+    build: Callable, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time would be over in minutes: only that nothing is heard of it ends the waiting."""
+    monkeypatch.setattr("router.split.hand_off.LEAST_S", 600.0)
+    monkeypatch.setattr("router.split.hand_off.SILENT_S", 0.3)
+    house: House = await build(replicas=0, first_token_timeout_s=600.0)
+    computes = await enter(house, "p0", PREFILL, gives_signs=True)
+    await enter(house, "d0", DECODE)
+
+    async def falls_silent(call: Call) -> None:
+        computes.fall_silent()
+        await call.aborted.wait()
+
+    computes.script = falls_silent
+    async with asyncio.timeout(20):
+        answer = await ask(house, http)
+    assert answer["choices"][0]["text"] == "one two three"
+    made = await decision_of(house, http, answer)
+    assert (made["hand_off"], made["prefilled_by"]) == ("late", "")
+    await house.settled()
+
+
+async def test_one_that_works_for_long_is_waited_for_while_it_gives_signs_of_life(
+    build: Callable, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.split.hand_off.LEAST_S", 600.0)
+    monkeypatch.setattr("router.split.hand_off.LOOK_S", 0.05)
+    monkeypatch.setattr("router.split.hand_off.SILENT_S", 0.5)
+    house: House = await build(replicas=0, first_token_timeout_s=600.0)
+    computes = await enter(house, "p0", PREFILL, gives_signs=True)
+    await enter(house, "d0", DECODE)
+
+    async def works(call: Call) -> None:
+        before = computes.signs
+        await until(lambda: computes.signs > before + 10)
+        await call.write()
+
+    computes.script = works
+    answer = await ask(house, http)
+    made = await decision_of(house, http, answer)
+    assert (made["hand_off"], made["prefilled_by"]) == ("split", "p0")
+    assert made["hand_off_ms"] > 500.0
+    await house.settled()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_O1_a_client_that_leaves_cancels_the_job(
     split: House, http: aiohttp.ClientSession, stream: bool

@@ -96,6 +96,16 @@ def test_a_congested_one_that_computes_is_left_alone() -> None:
     assert world.plan() == COLOCATED
 
 
+def test_behind_a_queue_of_one_that_helps_out_those_that_answer_compute() -> None:
+    """Between its prompts tokens come sooner at p0, but more prompts have to wait there."""
+    world = Split(p0="prefill", d0="decode")
+    world.say("d0", running=8)
+    assert "p0" in {member.replica for member in world.brain.helpers(POOL)}
+    world.say("p0", queued_prefill_tokens=9_000, waiting=9)
+    assert world.plan() == COLOCATED
+    assert world.decide(LONG).replica == "d0"
+
+
 def test_one_that_does_both_and_is_idle_needs_nobody() -> None:
     world = Split(p0="prefill", r0="both", d0="decode")
     assert world.plan() == COLOCATED
@@ -150,6 +160,8 @@ def test_those_that_answer_are_sent_no_more_than_they_have_room_for() -> None:
         assert after.decode == "d1"
         world.say("d1", running=8)
         assert world.plan() == QUOTA
+    world.say("d0", running=1)
+    world.say("d1", running=1)
     assert isinstance(world.plan(), Pair)
     world.say("d0", free_blocks=20)
     world.say("d1", free_blocks=20)
@@ -187,7 +199,7 @@ def test_what_was_brought_counts_before_any_digest_shows_it() -> None:
 
 def test_a_deadline_counts_what_the_hand_off_takes() -> None:
     world = Split(p0="prefill", r0="both")
-    world.say("r0", running=8)
+    world.say("r0", running=1, queued_prefill_tokens=200, waiting=1)
     query = world.query(LONG, ttft_deadline_ms=2_000.0)
     relaxed = world.pairing.plan(query)
     world.say("p0", queued_prefill_tokens=500, waiting=1)
@@ -216,10 +228,11 @@ def test_a_place_at_one_that_helps_is_one() -> None:
         assert credit.room(POOL)
         placed.append(world.decide(prompt((100 + seed, 2))).replica)
     assert placed == ["d0"] * 10 + ["p0"] * 4
-    # As busy as this it is left to its prompts.
+    # As busy as this it is left to its prompts, even while nobody else has a seat.
+    world.keep_busy("p0")
     world.keep_busy("p0")
     world.say("d0", running=10)
     world.clock.pass_s(1.0)
-    world.say("p0")
+    world.say("p0", running=4)
     world.say("d0", running=10)
     assert not credit.room(POOL)

@@ -123,6 +123,23 @@ def test_at_no_ratio_are_roles_worse_than_none_by_more_than_a_little() -> None:
     assert answered["d"] > answered["p"] > 0
 
 
+@pytest.mark.slow
+def test_one_of_each_are_no_worse_than_two_that_do_both() -> None:
+    """The smallest fleet, of slow ones: whoever waited for the only one that computes would be
+    late, so each does what the other one has no time for."""
+    trace = generate("mixed:rates=2,stage_s=60,long=1000,brief=12,short=50,output=100,block=25")
+    store = TierSpec(1 << 22, 2.0, 1.0, True)
+    base = settings(
+        load=0.8, tiers=(store,), device=DEVICES["cpu-smollm2"], kv_tokens=51_200, decode=1
+    )
+
+    def good(prefill: int, decode: int, replicas: int = 0) -> float:
+        of = dataclasses.replace(base, prefill=prefill, decode=decode, replicas=replicas)
+        return figures("", trace, of, slo_ttft_s=2.0, slo_tpot_ms=math.inf)["slo_share"]
+
+    assert good(1, 1) >= 0.97 * good(0, 0, replicas=2)
+
+
 def test_the_profile_s_bytes_are_what_moves() -> None:
     run = World(MIX, settings(guard=math.inf, load=0.4)).run()
     per_token = DEVICES["h100-8b"].kv_bytes_per_token
