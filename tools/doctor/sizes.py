@@ -61,11 +61,13 @@ class ModelSize:
         return f"2 x {self.layers} layers x {heads} KV heads x {self.head_dim}"
 
     def activation_bytes(self, step_tokens: int, rows: int, element: int, parallel: int) -> int:
-        """The most that one step holds beside weights and KV, were nothing of a layer given back:
-        the residual in float32, one layer's projections, and float32 logits with as much again for
-        sampling."""
-        q_and_kv = (2 * self.heads + 2 * self.kv_heads) * self.head_dim // parallel
-        layer = element * (self.hidden + q_and_kv) + FLOAT_BYTES * 3 * self.intermediate // parallel
+        """The most that one step holds beside weights and KV in plain torch (native kernels need
+        less): the residual in float32; of one layer two normed states, the projections, the rotated
+        query and what is attended to; the gated product's halves and what becomes of them in
+        float32; float32 logits with as much again for sampling."""
+        heads = (3 * self.heads + 2 * self.kv_heads) * self.head_dim // parallel
+        gated = FLOAT_BYTES * 4 * self.intermediate // parallel
+        layer = element * (2 * self.hidden + heads) + gated
         return (
             step_tokens * (FLOAT_BYTES * self.hidden + layer) + 2 * FLOAT_BYTES * rows * self.vocab
         )

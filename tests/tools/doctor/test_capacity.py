@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from torch.autograd.profiler import profile
 
 from configs.model.adapter import adapter_card, held_numbers
 from configs.model.card import load_card
@@ -16,9 +18,10 @@ from configs.schema import ReplicaConfig
 from replica.runner.build import build_runner
 from tests.fakes.adapters import write_adapter
 from tests.fakes.tiny_model import write_tiny_gguf
+from tests.replica.runner.driver import Driver
 from tests.replica.sched.rig import Bench, sampling, tokens_of
 from tools import cli
-from tools.doctor.capacity import MIB, Setup, capacity
+from tools.doctor.capacity import ELEMENT_BYTES, MIB, Setup, capacity
 from tools.doctor.sizes import ModelSize, size_of_config, size_of_weights
 
 GIB = 1 << 30
@@ -117,16 +120,56 @@ def test_it_agrees_with_what_the_engine_allocates(tiny_model: Path, dtype: str) 
     config = ReplicaConfig(id="r", dtype=dtype, kernel="torch", kv_blocks=37, block_tokens=8)
     runner = build_runner(load_card(tiny_model), config)
     size = size_of_weights(open_weights(tiny_model))
-    setup = replace(SETUP, dtype=dtype, kv_dtype=dtype, block_tokens=8, kv_blocks=37)
+    setup = replace(
+        SETUP, dtype=dtype, kv_dtype=dtype, block_tokens=8, kv_blocks=37, copies_head=True
+    )
     found = capacity(size, setup)
     shares = {share.name: share.bytes for share in found.shares}
+    (weights,) = (share for share in found.shares if share.name == "weights")
     pool = runner._pool
     assert pool is not None
     assert found.blocks == runner.total_blocks
     assert shares["KV"] == sum(
         tensor.nbytes for layer in pool.layers for tensor in (layer.keys, layer.values)
     )
-    assert shares["weights"] >= runner._model._weights.embedding._weight.nbytes
+    held = runner._model._weights
+    linears = [
+        linear
+        for layer in held.layers
+        for linear in (layer.qkv, layer.output, layer.gated._both, layer.down)
+    ]
+    tensors = [
+        linear._weight if linear._packed is None else linear._packed
+        for linear in (*linears, held.head)
+    ]
+    numbers = sum(tensor.numel() for tensor in (*tensors, held.embedding._weight))
+    norms = (2 * size.layers + 1) * size.hidden
+    assert shares["weights"] == (numbers + norms) * pool.kv.itemsize
+    assert ("twice" in weights.how) == size.tied_head
+    runner.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 400), (90, 1), (20, 20)])
+def test_a_step_holds_no_more_than_the_sum_says(
+    tiny_model: Path, dtype: str, rows: int, tokens: int
+) -> None:
+    """Torch's own count of what was allocated at once; weights and KV are there before."""
+    config = ReplicaConfig(id="r", dtype=dtype, kernel="torch", kv_blocks=256, block_tokens=8)
+    runner = build_runner(load_card(tiny_model), config)
+    driver = Driver(runner)
+    driver.step([driver.child([1, 2, 3], 1)])
+    children = [
+        driver.child([3 + (row + at) % 290 for at in range(tokens)], 1) for row in range(rows)
+    ]
+    with profile(profile_memory=True) as profiled:
+        driver.step(children)
+    events = profiled.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    peak = max(accumulate(size for _, size in changes))
+    size = size_of_weights(open_weights(tiny_model))
+    planned = size.activation_bytes(rows * tokens, rows, ELEMENT_BYTES[dtype], 1)
+    assert 0.95 * peak <= planned <= 2.0 * peak
     runner.close()
 
 
