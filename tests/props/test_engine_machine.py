@@ -124,6 +124,8 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.flying)
     @rule(fails=st.booleans(), spoils=st.booleans())
     def execute(self, fails: bool, spoils: bool) -> None:
+        if fails:
+            self.driver.begin()  # one behind it, to be called off
         self.driver.execute(fails, spoils)
 
     @rule(blocks=st.integers(0, 5))

@@ -21,21 +21,31 @@ from tests.replica.soak.world import World
 
 MAX_OPEN = 10
 ALLOWED = ("deadline", "deadline_exceeded", "slow_reader", "queue_full", "grammar_timeout")
+DAWDLES_S = 1.0
+"""For how long a dawdler holds a request."""
+
 LEFT_S = 180.0
 """How long what is still open at the end may take."""
 
 
 @dataclass
 class Asked:
-    """A request whose answer is not complete."""
+    """A request whose answer is not complete. `held_s`: since when it is held by a dawdler, who had
+    seen `seen` tokens of it by then."""
 
     script: Script
     attempt: int
     answers: list[Answer] = field(default_factory=list)
+    held_s: float | None = None
+    seen: int = 0
 
     @property
     def over(self) -> bool:
         return all(answer.finish is not None for answer in self.answers)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.answers)
 
 
 class Router:
@@ -49,9 +59,12 @@ class Router:
         tally: Counter[str],
         seed: int,
         slow: bool = False,
+        dawdles: bool = False,
     ) -> None:
-        """`slow`: it only asks, and looks away often, for longer than the replica has patience."""
+        """`slow`: it only asks, and looks away often, for longer than the replica has patience.
+        `dawdles`: it holds each of its requests again as soon as that has gone on a little."""
         self._slow = slow
+        self._dawdles = dawdles
         self._looks_away, self._away_s = (0.3, (1.6, 2.5)) if slow else (0.01, (0.05, 0.2, 0.5))
         self._name = name
         self._world = world
@@ -84,6 +97,7 @@ class Router:
         if end_s < until_s and not reading.done():
             self._go_away(socket)
         else:
+            await self._let_go(socket)
             await self._wait_for_all(reading)
             self._lose_all()  # unless the replica had enough of a router that doesn't read
         for task in (reading, *self._later):
@@ -117,7 +131,7 @@ class Router:
         self._open[name] = Asked(script, 1, [Answer() for _ in range(script.request.sampling.n)])
         self._tally["asked"] += 1
         wishes: dict[str, float | None] = {"priority": 1}
-        if not self._slow:
+        if not (self._slow or self._dawdles):
             wishes = {
                 "priority": rng.choice((0, 0, 0, 1, -1)),
                 "weight": rng.choice((0.5, 1.0, 4.0)),
@@ -129,7 +143,9 @@ class Router:
         await socket.send_bytes(encode(asked))
 
     async def _meddle(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        if not self._open or self._slow:
+        if self._dawdles:
+            await self._dawdle(socket)
+        if not self._open or self._slow or self._dawdles:
             return
         name = self._rng.choice(list(self._open))
         word = self._rng.random()
@@ -140,6 +156,22 @@ class Router:
             resuming = asyncio.create_task(self._resume(socket, name))
             self._later.add(resuming)
             resuming.add_done_callback(self._later.discard)
+
+    async def _dawdle(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        now_s = time.monotonic()
+        for name, asked in list(self._open.items()):
+            if asked.held_s is None and asked.tokens > asked.seen:
+                asked.held_s, asked.seen = now_s, asked.tokens
+                await socket.send_bytes(encode(Hold(request_id=name, attempt=1)))
+            elif asked.held_s is not None and now_s - asked.held_s > DAWDLES_S:
+                asked.held_s = None
+                await socket.send_bytes(encode(Resume(request_id=name, attempt=1)))
+
+    async def _let_go(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Of what a dawdler holds."""
+        for name, asked in self._open.items():
+            if asked.held_s is not None:
+                await socket.send_bytes(encode(Resume(request_id=name, attempt=1)))
 
     async def _resume(self, socket: aiohttp.ClientWebSocketResponse, name: str) -> None:
         await asyncio.sleep(self._rng.uniform(0.0, 0.5))
