@@ -15,6 +15,7 @@ from torch import Tensor
 from events.request import SamplingParams
 from replica.sampling import logits as logits_module
 from replica.sampling.logits import draw, sample
+from replica.sampling.truncate import _nucleus_floor as nucleus_floor
 from replica.sampling.truncate import distribution
 from replica.sched.plan import NOT_FINITE, NOTHING_LEFT, SampleSpec
 
@@ -92,9 +93,28 @@ def test_min_p_is_relative_to_the_best() -> None:
     near(frequencies(logs(0.05, 0.5, 0.25, 0.2), min_p=0.45), [0, 2 / 3, 1 / 3, 0])
 
 
+def test_min_p_sees_what_the_temperature_has_made() -> None:
+    """0.2 is less than half of 0.5, but its root is more than half of the other's."""
+    root = [0.5**0.5, 0.2**0.5]
+    wanted = [root[0] / sum(root), root[1] / sum(root), 0.0]
+    near(frequencies(logs(0.5, 0.2, 0.05), min_p=0.5, temperature=2.0), wanted)
+
+
+def test_bias_comes_before_penalties() -> None:
+    """3 - 2 is halved to 0.5, which beats 0; the other way round it would be 1.5 - 2."""
+    found = chosen([0.0, 3.0, 0.0], logit_bias={1: -2.0}, output_ids=(1,), repetition_penalty=2.0)
+    assert found == 1
+
+
 def test_truncations_apply_in_order() -> None:
     """top-p counts what top-k left: 0.4 and 0.3 become 4/7 and 3/7, and 0.5 needs only one."""
     near(frequencies(logs(0.1, 0.4, 0.2, 0.3), top_k=2, top_p=0.5), [0, 1, 0, 0])
+
+
+def test_top_p_that_is_reached_exactly_needs_no_more() -> None:
+    weights = torch.tensor([[0.5, 0.125, 0.25, 0.125]])
+    for top_p, least in ((0.5, 0.5), (0.75, 0.25), (0.7501, 0.125)):
+        assert nucleus_floor(weights, torch.tensor([[top_p]], dtype=torch.float64)) == least
 
 
 def test_top_p_looks_as_far_as_it_must() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from events.errors import InvariantError
-from replica.sched.plan import PENDING, ExecutionPlan
+from replica.sched.plan import PENDING, ChildId, ExecutionPlan
 from tests.fakes.runner import NON_FINITE
 from tests.replica.sched.rig import Bench, add_mixed, sampling, tight_bench, tokens_of
 
@@ -63,6 +65,18 @@ def test_results_are_committed_in_the_order_of_their_plans() -> None:
         bench.collect()
     bench.run()
     bench.assert_right()
+
+
+def test_a_result_with_the_rows_of_others_is_no_result() -> None:
+    bench = Bench()
+    bench.add(tokens_of(1, 6), sampling(5))
+    plan = bench.plan()
+    assert plan is not None
+    result = bench.runner.execute(plan)
+    strangers = tuple(replace(row, child=ChildId(99)) for row in result.rows)
+    for rows in (strangers, (), result.rows * 2):
+        with pytest.raises(InvariantError, match="rows"):
+            bench.scheduler.commit(replace(result, rows=rows))
 
 
 def test_what_a_penalty_or_the_last_token_needs_is_not_planned_ahead() -> None:
