@@ -70,7 +70,7 @@ class Planner:
 
     def plan(self, plan_id: PlanId, now_s: float, ahead: bool = False) -> ExecutionPlan | None:
         """The next step, or None when nothing can run now. `ahead`: another one is in flight."""
-        draft = Draft(ahead)
+        draft = Draft(ahead, self._timing.step_ms)
         if ahead and any(request.suspect for request in self._table.running):
             return None
         if self._forced(plan_id):

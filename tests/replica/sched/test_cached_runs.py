@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replica.sched.draft import MAX_FOUND_BLOCKS
+from replica.sched.draft import FOUND_BLOCKS_PER_MS, LEAST_FOUND_BLOCKS, Draft
 from tests.replica.sched.rig import (
     Bench,
     NextKey,
@@ -206,10 +206,11 @@ def test_a_step_starts_no_more_once_it_found_many_blocks_and_nobody_is_left_out(
     bench = Bench(
         8_000, 4, max_step_tokens=20_000, max_waiting_tokens=1 << 20, context_tokens=1 << 20
     )
-    head = tokens_of(0, 4 * (MAX_FOUND_BLOCKS + 1))
+    bench.runner.device_ms = lambda plan: 1.0 + 0.001 * plan.tokens
+    head = tokens_of(0, 4 * (LEAST_FOUND_BLOCKS + 1))
     bench.add(head, sampling(1))
     bench.run()
-    half = 4 * MAX_FOUND_BLOCKS // 2
+    half = 4 * LEAST_FOUND_BLOCKS // 2
     for seed in range(5):
         bench.add((*head[:half], *tokens_of(seed, 3)), sampling(1))
     bench.add((*head, 1), sampling(1))
@@ -224,3 +225,11 @@ def test_a_step_starts_no_more_once_it_found_many_blocks_and_nobody_is_left_out(
     alone = bench.add((*head, 2), sampling(1))
     bench.step()
     assert bench.cached(alone) == len(head)
+
+
+def test_a_step_that_runs_long_hides_the_start_of_more() -> None:
+    quick, slow = Draft(False, 1.0), Draft(False, 400.0)
+    quick.found_blocks = slow.found_blocks = LEAST_FOUND_BLOCKS
+    assert quick.finds_too_many(1)
+    assert not slow.finds_too_many(400 * FOUND_BLOCKS_PER_MS - LEAST_FOUND_BLOCKS)
+    assert slow.finds_too_many(400 * FOUND_BLOCKS_PER_MS - LEAST_FOUND_BLOCKS + 1)
