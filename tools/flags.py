@@ -44,6 +44,16 @@ def pace(text: str) -> float | None:
     return None if text == OWN_TIMES else factor(text)
 
 
+def add_keep_bins(parser: argparse._ActionsContainer) -> None:
+    """`keep_bins`, as read_trace takes it."""
+    parser.add_argument(
+        "--keep-bins",
+        action="store_true",
+        help="what a file recorded at one moment comes at one moment; else it is spread evenly "
+        "up to the next one, over 3 s at most",
+    )
+
+
 def natural(text: str) -> int:
     """An integer from 0 on."""
     number = _integer(text)

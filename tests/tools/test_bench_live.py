@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -194,18 +195,22 @@ async def test_a_server_that_is_gone_is_an_error_of_each_request(card: ModelCard
 
 
 @pytest.mark.slow
-def test_a_run_is_written_with_all_that_it_depends_on(tmp_path: Path) -> None:
+def test_a_run_is_written_with_all_that_it_depends_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server = python("-m", "tools.bench.gateway.server", "--workers", "2", "--tick-ms", "1")
     file, picture = tmp_path / "live.json", tmp_path / "live.png"
     with Child(server, None, tmp_path / "log") as child:
         one, other = child.line(20)[1:]
         flags = ["--target", f"one=http://127.0.0.1:{one},key=sk-1"]
         flags += ["--target", f"other=http://127.0.0.1:{other},model=bench"]
-        flags += ["--requests", "6", "--rate", "50", "--rounds", "1", "--warm-up", "0"]
+        flags += ["--requests", "6", "--rate", "50", "--rounds", "2", "--warm-up", "0"]
         assert cli.main(["live", *flags, "--json", str(file), "--plot", str(picture)]) == 0
     found = json.loads(file.read_text())
     assert list(found["targets"]) == ["one", "other"]
-    assert found["targets"]["one"]["requests"] == 6
+    assert found["targets"]["one"]["requests"] == 12
+    turns = list(dict.fromkeys(re.findall(r"round \d, \w+", capsys.readouterr().out)))
+    assert turns == ["round 1, one", "round 1, other", "round 2, one", "round 2, other"]
     assert found["settings"]["slo"] == "TTFT within 2000 ms"
     assert found["settings"]["utilisation"] > 0
     assert "sk-1" not in file.read_text()

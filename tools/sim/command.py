@@ -13,7 +13,16 @@ from rich.progress import track
 
 from configs.schema import Eviction
 from tools.errors import CommandError
-from tools.flags import OWN_TIMES, factor, natural, output_file, pace, picture_file, positive
+from tools.flags import (
+    OWN_TIMES,
+    add_keep_bins,
+    factor,
+    natural,
+    output_file,
+    pace,
+    picture_file,
+    positive,
+)
 from tools.show import print_table
 from tools.sim.call import Trace, TraceError
 from tools.sim.faults import fault, speed
@@ -46,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a file (JSON lines with hash_ids or hash_runs, or a CSV), or one made up: "
         "groups:, agents:, siblings: or mixed:, with settings behind it: groups:prompts=5,zipf=1",
     )
+    add_keep_bins(parser)
     parser.add_argument(
         "--replicas", type=natural, metavar="N", help="default: 8, none where others have roles"
     )
@@ -173,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
     if flags.plot:
         require_matplotlib()
     try:
-        trace = load_trace(flags.trace)
+        trace = load_trace(flags.trace, flags.keep_bins)
     except TraceError as error:
         raise CommandError(str(error)) from error
     if flags.pd:

@@ -21,10 +21,12 @@ EVERY = (OURS, *sorted(POLICIES.keys() - {OURS}), CLAIRVOYANT)
 """Ours first, the bound last."""
 
 
-def load_trace(text: str) -> Trace:
-    """A file's trace, or the generated one that the text describes. Raises TraceError."""
-    kind = text.partition(":")[0]
-    return generate(text) if kind in KINDS and not Path(text).exists() else read_trace(Path(text))
+def load_trace(text: str, keep_bins: bool = False) -> Trace:
+    """A file's trace (as `read_trace`), or the generated one that the text describes. Raises
+    TraceError."""
+    if text.partition(":")[0] in KINDS and not Path(text).exists():
+        return generate(text)
+    return read_trace(Path(text), keep_bins)
 
 
 def figures(trace: Trace, settings: Settings, slo_ttft_s: float) -> dict[str, Any]:

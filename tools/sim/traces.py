@@ -30,8 +30,10 @@ MAX_BIN_S = 3.0
 ANYBODY = "trace"
 
 
-def read_trace(path: Path) -> Trace:
-    """The trace in a file, its form told by its content. Raises TraceError."""
+def read_trace(path: Path, keep_bins: bool = False) -> Trace:
+    """The trace in a file, its form told by its content. Raises TraceError.
+
+    `keep_bins`: what was recorded at one moment comes at one moment."""
     try:
         with path.open(encoding="utf-8") as file:
             calls, block_tokens = _read(path, file)
@@ -40,6 +42,8 @@ def read_trace(path: Path) -> Trace:
     if not calls:
         raise TraceError(f"{path}: no request in it has a prompt")
     calls.sort(key=lambda call: call.arrival_s)
+    if keep_bins:
+        return Trace(f"{path.stem}, bins kept", block_tokens, tuple(calls))
     return Trace(path.stem, block_tokens, tuple(_spread(calls)))
 
 

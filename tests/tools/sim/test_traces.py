@@ -29,6 +29,9 @@ def test_mooncake_rows_of_one_moment_are_spread(tmp_path: Path) -> None:
     assert trace.block_tokens == 512
     assert [call.arrival_s for call in trace.calls] == pytest.approx([0.0, 1.0, 2.0, 3.0, 9.0])
     assert [call.blocks.tolist() for call in trace.calls][:2] == [[0, 0], [0, 1]]
+    kept = read_trace(tmp_path / "t.jsonl", keep_bins=True)
+    assert [call.arrival_s for call in kept.calls] == [0.0, 0.0, 0.0, 3.0, 9.0]
+    assert kept.name == "t, bins kept"
 
 
 def test_run_lengths(tmp_path: Path) -> None:

@@ -36,7 +36,16 @@ from tools.bench.live.target import Target, first_model, target
 from tools.bench.peers import PEERS
 from tools.errors import CommandError
 from tools.fetch import default_model
-from tools.flags import OWN_TIMES, factor, natural, output_file, pace, picture_file, positive
+from tools.flags import (
+    OWN_TIMES,
+    add_keep_bins,
+    factor,
+    natural,
+    output_file,
+    pace,
+    picture_file,
+    positive,
+)
 from tools.sim.call import Trace, TraceError
 from tools.sim.plot import require_matplotlib
 from tools.sim.simulate import load_trace
@@ -91,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_load(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--rounds", type=positive, default=3, help="of every target in turn (%(default)s)")
+    add_keep_bins(group)
     add("--requests", type=positive, metavar="N", help="only the first ones of the trace")
     add(
         "--shorten",
@@ -285,7 +295,7 @@ def main(argv: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was started is stopped
         signal.signal(number, signal.default_int_handler)
     try:
-        trace = shortened(load_trace(flags.trace), flags.shorten, flags.requests)
+        trace = shortened(load_trace(flags.trace, flags.keep_bins), flags.shorten, flags.requests)
         bench = LiveBench(flags, trace, console)
     except (TraceError, ValueError) as error:
         raise CommandError(str(error)) from error
