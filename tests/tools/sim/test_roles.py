@@ -35,7 +35,7 @@ def long_ones(run: Run) -> list[str]:
 
 
 def test_long_prompts_are_computed_by_one_and_answered_by_another() -> None:
-    run = World(MIX, settings()).run()
+    run = World(MIX, settings(load=0.4)).run()
     assert len(run.records) == len(MIX.calls)
     assert {r.replica for r in run.records} == {"d0", "d1"}
     assert sum(map(bool, long_ones(run))) > len(long_ones(run)) / 2
