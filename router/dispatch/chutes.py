@@ -125,8 +125,12 @@ class Chute:
         self.channel = channel
         self._chutes = chutes
 
+    def shut(self) -> None:
+        """Nothing passes from now on: what waits for the reader must not be overtaken."""
+        self._chutes.shut(self)
+
     def close(self) -> None:
-        """Nothing passes from now on; tells what has passed."""
+        """The end of it; tells what has passed."""
         self._chutes.close(self)
 
 
@@ -191,6 +195,10 @@ class Chutes:
                 self._break(chute, error)
         self._tell_gaps()
 
+    def shut(self, chute: Chute) -> None:
+        """As Chute.shut."""
+        self._kernels.wr_chutes_shut(self._native, chute.slot)
+
     def close(self, chute: Chute) -> None:
         """As Chute.close."""
         del self._open[chute.slot]
@@ -204,12 +212,12 @@ class Chutes:
         chute = self._open[slot]
         try:
             if not chute.channel.send(data):
-                self._kernels.wr_chutes_shut(self._native, slot)
+                self.shut(chute)
         except Exception as error:  # the reader's own: the link goes on
             self._break(chute, error)
 
     def _break(self, chute: Chute, error: Exception) -> None:
-        self._kernels.wr_chutes_shut(self._native, chute.slot)
+        self.shut(chute)
         chute.owner.broke(error)
 
     def _tell(self, chute: Chute) -> None:

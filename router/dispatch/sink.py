@@ -160,6 +160,9 @@ class AttemptSink:
             except Exception as error:  # the reader's own: the link goes on
                 self.broke(error)
                 return True
+        if self._chute is not None:
+            # Opened since its frame was read, or the frame told it nothing.
+            self._chute.shut()
         self._waiting.append(delta)
         self._bytes += weight_bytes(delta)
         self._wake()

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from hypothesis import given, settings
@@ -321,6 +322,46 @@ async def test_what_follows_the_end_in_its_own_frame_does_not_overtake_it(
     await asyncio.wait_for(task, 5)
     assert table.late_deltas == 1
     assert content(rig.writer.got)[0]["text"] == "a"
+
+
+async def test_what_waits_is_not_overtaken_by_what_a_chute_lets_pass_that_was_opened_meanwhile(
+    texts: TokenTexts, kernels: ctypes.CDLL
+) -> None:
+    """A frame is spread in turns: a reader may come back, and open a chute, before its own delta
+    of that frame is put; the next frame may be there already."""
+    rig = Rig(1, None, texts, takes=True, kernels=kernels)
+    task = asyncio.create_task(rig.respond())
+    await turn()
+    first, second, third, end = deltas_of(1, [(0, letter) for letter in "abc"], logprobs=False)
+    table = rig.link.attempts
+    await rig.arrive(first)
+    frame = table.take(encode(StepFrame(deltas=(second,))))
+    assert isinstance(frame, StepFrame)
+    await turn()
+    assert table.chutes is not None
+    assert len(table.chutes) == 1
+    await table.spread(frame.deltas)
+    await rig.arrive(third)
+    await rig.arrive(end)
+    await asyncio.wait_for(task, 5)
+    assert content(rig.writer.got)[0]["text"] == "abc"
+    assert rig.reply.progress.choices[0].text == "abc"
+
+
+async def test_a_frame_that_only_the_decoder_can_read_is_not_overtaken(
+    texts: TokenTexts, kernels: ctypes.CDLL
+) -> None:
+    rig = Rig(1, None, texts, takes=True, kernels=kernels)
+    task = asyncio.create_task(rig.respond())
+    await turn()
+    first, second, third, end = deltas_of(1, [(0, letter) for letter in "abc"], logprobs=False)
+    await rig.arrive(first)
+    await turn()
+    await rig.arrive(msgspec.structs.replace(second, usage=Usage(-7, 3, 2)))
+    await rig.arrive(third)
+    await rig.arrive(end)
+    await asyncio.wait_for(task, 5)
+    assert content(rig.writer.got)[0]["text"] == "abc"
 
 
 async def test_a_socket_that_fails_ends_its_own_stream_and_no_other(
