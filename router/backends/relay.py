@@ -192,8 +192,8 @@ class _Passage:
         if not callers_mistake(status):
             raise refused(status, upstream.headers.get("Retry-After", ""))
         try:
-            async with asyncio.timeout_at(self._run.deadline_s()):
-                body = await upstream.content.read(MAX_ERROR_BYTES)
+            async with self._attempt.wait_until(self._run.deadline_s()):
+                body = await _head_of(upstream.content, MAX_ERROR_BYTES)
         except (TimeoutError, aiohttp.ClientError, OSError):
             raise transport_failure("the backend broke off") from None
         if salt := call.salt(self._seat):
@@ -282,3 +282,12 @@ def _measured(upstream: aiohttp.ClientResponse) -> bool:
     """Whether it tells where its body ends."""
     chunked = "chunked" in upstream.headers.get("Transfer-Encoding", "").lower()
     return chunked or upstream.content_length is not None
+
+
+async def _head_of(content: aiohttp.StreamReader, most_bytes: int) -> bytes:
+    """However many parts it comes in."""
+    parts: list[bytes] = []
+    while most_bytes and (part := await content.read(most_bytes)):
+        parts.append(part)
+        most_bytes -= len(part)
+    return b"".join(parts)

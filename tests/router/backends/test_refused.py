@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 
@@ -134,3 +135,27 @@ async def test_a_refusal_is_the_clients_where_only_he_spoke_of_a_salt(
     assert b"what does cache_salt do?" in answered
     assert house.asked[0].body["cache_salt"] not in answered.decode()
     assert not list(house.fleet.alarms)
+
+
+async def test_a_refusal_that_comes_in_parts_is_read_whole(house: ForeignHouse, http) -> None:
+    """The part that names the salt may be the last one."""
+
+    async def script(asked: Asked) -> None:
+        salt = asked.body["cache_salt"]
+        await asked.head(400, "application/json")
+        await asked.chunk(b'{"error":{"message":"cache_')
+        await asyncio.sleep(0.05)
+        if asked.body.get("stream"):
+            await asked.chunk(b'salt is not known","param":null}}')
+        else:
+            await asked.chunk(b'control","type":"x","param":"' + salt.encode() + b'"}}')
+        await asked.end()
+
+    house.tell(script)
+    response, answered = await read(house, http, CHAT)
+    assert response.status == 400
+    error = {"message": "cache_control", "type": "x", "param": "..."}
+    assert json.loads(answered) == {"error": error}
+    response, answered = await read(house, http, STREAM)
+    assert json.loads(answered)["error"]["code"] == "salt_refused"
+    await house.settled()
