@@ -163,7 +163,7 @@ def _asked(query: RouteQuery, board: Board, adapter_ms: np.ndarray | None) -> np
     if adapter_ms is not None:
         asked[~np.isfinite(adapter_ms)] = 0
     if query.pin is not None:
-        asked[:] = [member.replica == query.pin for member in board.members]
+        asked &= [member.replica == query.pin for member in board.members]
     for replica in query.exclude & board.rows.keys():
         asked[board.rows[replica]] = 0
     return asked

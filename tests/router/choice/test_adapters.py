@@ -83,6 +83,15 @@ def test_where_its_load_fails_nobody_is_sent_for_it_until_it_is_said_to_be_over(
     assert world.decide(P, adapter=X).replica == "r0"
 
 
+def test_who_is_asked_for_by_name_is_not_asked_for_what_is_not_served_there() -> None:
+    world = world_of(r0=note(resident=False, failing=True), r2=note())
+    for replica, why in (("r0", "adapter_failing"), ("r1", "adapter")):
+        answer = world.brain.decide(world.query(P, adapter=X, pin=replica))
+        assert isinstance(answer, NoReplica)
+        assert f"({why})" in answer.reason
+    assert world.decide(P, adapter=X, pin="r2").replica == "r2"
+
+
 def test_another_content_under_its_name_leaves_the_model_and_other_adapters() -> None:
     """A replica that comes back with an adapter that was trained further."""
     other = AdapterNote("y", "two", True, 1.0)
