@@ -104,7 +104,9 @@ class Pump:
     def _took(self, delta: CoreDelta, now_s: float) -> None:
         """So much was written meanwhile, and the gaps between were noted."""
         self._reply.progress.note(delta)
-        self._heard_s = self._sent_s = now_s
+        self._heard_s = now_s
+        if delta.text:
+            self._sent_s = now_s
 
     def _push(self, delta: CoreDelta, now_s: float) -> None:
         """Write one delta here and now."""

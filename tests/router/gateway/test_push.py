@@ -456,3 +456,26 @@ async def test_O5_a_comment_comes_when_nothing_was_sent_for_long_pushes_included
     assert writer.got.count(KEEP_ALIVE) == 1
     assert writer.got.index(KEEP_ALIVE) > writer.got.index(b'"content":"b"')
     assert writer.clean
+
+
+async def test_O5_a_comment_comes_while_what_passes_by_a_chute_has_no_text(
+    texts: TokenTexts,
+) -> None:
+    now_s = 100.0
+    writer = Writer(takes=True)
+    first, empty, end = deltas_of(1, [(0, "a"), (0, "")], logprobs=False)
+
+    def passed_at_10(direct: Direct) -> list[Any]:
+        nonlocal now_s
+        channel = direct.channel()
+        assert channel is not None
+        now_s += 10.0
+        channel.took(empty, now_s)
+        now_s += 5.0
+        return []
+
+    answers = Quiet([lambda _: [(0, first)], passed_at_10, lambda _: [(0, end)]])
+    reply = ChatStream(HEAD, ChatRequest("tiny", MESSAGES, Controls()), texts)
+    await Pump(writer, answers, reply, Metrics(), 15.0, clock=lambda: now_s).respond()
+    assert writer.got.count(KEEP_ALIVE) == 1
+    assert writer.clean
