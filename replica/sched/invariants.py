@@ -98,4 +98,5 @@ def _check_progress(scheduler: Scheduler, request: Request) -> None:
     for block, node in zip(request.blocks, request.nodes, strict=False):
         require(block in node.copies, "a published block is a copy of its node")
     if request.state is State.QUEUED:
-        require(not request.blocks, "waiting requests hold no blocks")
+        held = request.blocks or request.holds_adapter
+        require(not held, "waiting requests hold neither blocks nor an adapter")

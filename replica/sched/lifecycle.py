@@ -73,6 +73,9 @@ class Lifecycle:
         request.on_hold = True
         if request.state not in (State.DRAINING, State.LOADING, State.WRITING):
             self.table.move(request, State.HELD)
+            if not (request.blocks or request.in_flight):
+                # It had a seat, but no row yet: it starts anew.
+                self.adapters.release(request)
 
     def resume(self, child: ChildId) -> None:
         """Undo `hold`; idempotent."""

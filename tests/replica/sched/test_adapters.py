@@ -70,6 +70,31 @@ def test_C3_the_same_prompt_finds_nothing_of_another_adapter() -> None:
     assert len({tuple(bench.tokens(child)) for child in bench.specs}) == 3
 
 
+def test_one_that_is_held_before_its_first_row_gives_its_place_back() -> None:
+    """It has a seat and its adapter, but nothing to keep; it is started anew."""
+    bench = bench_of(in_memory=1, in_use=1, max_step_tokens=1, max_running=3)
+    bench.add(tokens_of(1, 6))
+    bench.step()
+    child = bench.add(tokens_of(2, 9), adapter="a")
+    bench.step()
+    loader(bench).finish("a")
+    bench.step()
+    request = bench.scheduler.table.get(child)
+    assert request is not None
+    assert (request.holds_adapter, request.blocks) == (True, [])
+    bench.scheduler.lifecycle.hold(child)
+    assert bench.scheduler.adapters.references == {"a": 0}
+    other = bench.add(tokens_of(3, 5), adapter="b")
+    bench.step()
+    loader(bench).finish("b")
+    bench.step()
+    assert bench.scheduler.adapters.references == {"b": 1}
+    bench.scheduler.lifecycle.resume(child)
+    bench.run()
+    bench.assert_right(child, other)
+    bench.assert_empty()
+
+
 def test_a_failed_load_is_told_to_those_who_wait_and_the_next_one_tries_again() -> None:
     bench = bench_of()
     waiting = [bench.add(tokens_of(seed, 5), adapter="a") for seed in (1, 2)]
