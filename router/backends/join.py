@@ -73,8 +73,6 @@ class Seat:
     @contextmanager
     def carrying(self, attempt: ForeignAttempt) -> Iterator[None]:
         """While an attempt is on its way there."""
-        if not self._alone:
-            self._heard_s = time.monotonic()
         self._alone[attempt] = not any(other.ttft_ms is None for other in self._alone)
         try:
             yield
@@ -90,11 +88,13 @@ class Seat:
 
     @property
     def hangs(self) -> bool:
-        """Whether it has requests, and none of them could keep it silent for so long."""
-        most_tokens = min((attempt.most_tokens for attempt in self._alone), default=None)
-        if most_tokens is None:
-            return False
-        return time.monotonic() - self._heard_s > self.silence.allowed_s(most_tokens)
+        """Whether it was silent for longer than one of its requests could keep it so. What that one
+        found under way when it came is not its own."""
+        quiet_s = time.monotonic() - self._heard_s
+        return any(
+            min(quiet_s, attempt.silent_s) > self.silence.allowed_s(attempt.most_tokens)
+            for attempt in self._alone
+        )
 
     def give_up(self, after_s: float) -> None:
         """What was on its way there for so long is waited for no more."""

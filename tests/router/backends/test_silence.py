@@ -11,6 +11,7 @@ import pytest
 
 from router.backends import backends as backends_module
 from router.backends import silence as silence_module
+from router.backends.attempt import ForeignAttempt
 from router.backends.silence import Silence
 from router.fleet.breaker import FAILURES_TO_OPEN
 from tests.fakes.openai_server import Asked, answer, silent
@@ -37,6 +38,30 @@ def test_patience_is_what_answers_took_and_no_less() -> None:
     silence.answered(4_000, 81_000)
     assert silence.allowed_s(100_000) == pytest.approx(3 * 161, rel=0.01)
     assert silence.allowed_s(1) == silence_module.LEAST_S
+
+
+async def test_a_short_request_that_comes_late_is_no_reason_to_give_a_long_one_up(
+    build: Callable,
+) -> None:
+    house = await build()
+    seat = house.services.backends.seats["f0"]
+    for tokens in (100, 200, 300, 400):
+        seat.silence.answered(tokens, 20 * tokens)
+    nobody = (None, None, None)
+    long, short = ForeignAttempt(*nobody, 1_000), ForeignAttempt(*nobody, 1)
+    with seat.carrying(long):
+        seat._heard_s = long._heard_s = long._heard_s - 40.0
+        assert not seat.hangs
+        with seat.carrying(short):
+            assert not seat.hangs
+            short._heard_s -= 11.0
+            assert seat.hangs
+            seat.heard()
+            assert not seat.hangs
+        seat._heard_s -= 100.0
+        assert not seat.hangs
+        long._heard_s -= 21.0
+        assert seat.hangs
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAM])
