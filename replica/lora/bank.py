@@ -116,16 +116,28 @@ class AdapterBank:
         with self._lock:
             while self._queue and not self._closed:
                 if self._queue[0] in self._stuck or len(self._stuck) >= MAX_STUCK:
-                    refused.append(self._queue.popleft())
+                    refused.append((self._queue.popleft(), f"{len(self._stuck)} loads hang"))
                 elif len(self._under_way) < ABREAST:
-                    load = _Load(self._queue.popleft(), self.load_s, self._expire)
-                    self._under_way[load.name] = load
-                    load.begin(self._run)
+                    name = self._queue.popleft()
+                    try:
+                        self._begin(name)
+                    except RuntimeError as error:  # the machine gives no more threads
+                        refused.append((name, str(error)))
                 else:
                     break
-        for name in refused:
-            log.error("adapter '%s' isn't tried: %d loads hang", name, len(self._stuck))
+        for name, why in refused:
+            log.error("adapter '%s' isn't tried: %s", name, why)
             self._landed(name, False)
+
+    def _begin(self, name: str) -> None:
+        """With the lock held. Raises RuntimeError where there is no thread for it."""
+        load = self._under_way[name] = _Load(name, self.load_s, self._expire)
+        try:
+            load.begin(self._run)
+        except RuntimeError:
+            load.stop()
+            del self._under_way[name]
+            raise
 
     def _run(self, load: _Load) -> None:
         try:

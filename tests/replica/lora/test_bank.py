@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -140,6 +140,23 @@ def test_where_too_many_hang_nothing_is_begun_until_one_ends(world: World) -> No
     wait_until(lambda: len(bank.stuck) < MAX_STUCK)
     bank.load("x")
     assert world.next() == ("x", True)
+
+
+def test_without_a_thread_for_it_a_load_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    bank = world.bank("x", "y")
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", start)
+        for name in ("x", "y"):
+            bank.load(name)
+            assert world.next() == (name, False)
+    for name in ("x", "y"):
+        bank.load(name)
+        assert world.next() == (name, True)
 
 
 def test_a_closed_bank_tells_nothing_more(world: World) -> None:
