@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from configs.schema import WARM_SHARE
+from events.errors import ADAPTER_LOAD_FAILED, ADAPTER_NOT_FINITE
 from replica.engine.messages import EngineRequest
 from replica.sched.invariants import check_scheduler
 from replica.sched.plan import ChildId, ExecutionPlan, ExecutionResult
@@ -54,9 +55,16 @@ CAUSES: dict[str, Callable[[EngineRequest], bool]] = {
     "deadline": lambda spec: spec.first_by_s is not None,
     "deadline_exceeded": lambda spec: spec.deadline_s is not None,
     "grammar_too_complex": lambda spec: getattr(spec.grammar, "gives_up_at", None) is not None,
+    ADAPTER_LOAD_FAILED: lambda spec: spec.adapter is not None,
+    ADAPTER_NOT_FINITE: lambda spec: spec.adapter is not None,
 }
 """Which requests may end with which error, but for those whose reader was slow."""
 
+
+ADAPTERS = ("", "a", "b", "c")
+"""What requests compute with, where there are adapters."""
+
+ADAPTER_EVENTS = ("adapter loaded", "adapter failed", "adapter dropped")
 
 EVENTS = (
     "planned ahead",
@@ -136,6 +144,8 @@ class Driver:
         fields["deadline_s"] = None if wish.end_s is None else now_s + wish.end_s
         if wish.grammar is not None:
             fields["grammar"] = FakeGrammar(len(prompt), *wish.grammar)
+        if self.bench.adapters is not None:
+            fields["adapter"] = ADAPTERS[(length + wanted) % len(ADAPTERS)]
         self.bench.add(prompt, params, **fields)
         self._met("added")
 
@@ -254,7 +264,12 @@ class Driver:
         self.met["blocks parked"] += bool(self.bench.scheduler.cache.parked)
 
     def land(self, blocks: int) -> None:
-        tiers = self.bench.tiers
+        """What is under way comes; without a block it has failed."""
+        tiers, adapters = self.bench.tiers, self.bench.adapters
+        if adapters is not None and adapters.open:
+            adapters.finish(adapters.open[0], loaded=blocks > 0)
+            self._met("adapter loaded" if blocks else "adapter failed")
+            self.bench.collect()
         if tiers is not None and tiers.open:
             child, (wanted, _) = next(iter(tiers.open.items()))
             came = tiers.finish(child, blocks)
@@ -311,15 +326,17 @@ class Driver:
         self.met["preempted by the scheduler"] = lifecycle.preemptions - self.met["preempted"]
         self.met["KV of a held one released"] = lifecycle.held["released"]
         self.met["a held one ended by its cost"] = lifecycle.held["aborted"]
+        if self.bench.adapters is not None:
+            self.met["adapter dropped"] = len(self.bench.adapters.dropped)
         errors = [outputs[-1].error for outputs in self.bench.outputs.values()]
         codes = Counter(error.code for error in errors if error is not None)
         self.met["deadline passed"] = codes["deadline"] + codes["deadline_exceeded"]
         self.met["grammar gave up"] = codes["grammar_too_complex"]
 
 
-def assert_met(met: Counter[str]) -> None:
+def assert_met(met: Counter[str], events: tuple[str, ...] = EVENTS) -> None:
     """Everything has happened."""
-    assert [event for event in EVENTS if not met[event]] == [], met
+    assert [event for event in events if not met[event]] == [], met
 
 
 TO_ONE: dict[str, Callable[[Driver, Request], None]] = {

@@ -24,7 +24,17 @@ from replica.sched.plan import ChildId
 from replica.sched.policies import POLICIES
 from replica.sched.policies.deadline import Deadline
 from replica.sched.request import Request
-from tests.props.driver import MOST_LIVE, TO_ONE, WISHES, Driver, Wish, assert_met
+from tests.fakes.adapter_loader import FakeAdapters
+from tests.props.driver import (
+    ADAPTER_EVENTS,
+    ADAPTERS,
+    MOST_LIVE,
+    TO_ONE,
+    WISHES,
+    Driver,
+    Wish,
+    assert_met,
+)
 from tests.replica.sched.rig import Bench, real_key, short_key
 
 CHECKED_SHARE = 0.1
@@ -38,6 +48,8 @@ SEED_STEPS = 10_000
 SEEDS = (6, 7, 8, 13, 16, 25, 44, 45, 47)
 """A few that together meet everything."""
 
+ADAPTER_SEEDS = (1, 2, 19)
+"""In the last one a request is held that has its adapter, but no row yet."""
 
 ASKED = st.tuples(
     st.integers(0, 2),
@@ -198,9 +210,9 @@ def run_machine(examples: int, steps: int) -> Counter[str]:
     return EngineMachine.met
 
 
-def random_steps(seed: int, steps: int) -> Counter[str]:
+def random_steps(seed: int, steps: int, adapters: int = 0) -> Counter[str]:
     """The same words without shrinking, for long runs. Plans and commits check themselves; what
-    lies between is looked at now and then."""
+    lies between is looked at now and then. `adapters`: so many are in memory at once."""
     rng = random.Random(seed)
     bench = Bench(
         rng.choice([8, 12, 24]),
@@ -212,11 +224,15 @@ def random_steps(seed: int, steps: int) -> Counter[str]:
         max_prefills=rng.choice([1, 3]),
         max_loads=rng.choice([1, 2, 8]),
         retract_every_steps=rng.choice([0, 0, 7]),
-        next_key=rng.choice([real_key, short_key]),
+        # Only whole keys tell one adapter's blocks from another's.
+        next_key=rng.choice([real_key, real_key if adapters else short_key]),
         eos=5,
         tiered=rng.random() < 0.5,
         policy=POLICIES[rng.choice(list(POLICIES))](),
         shadow=Deadline(),
+        adapters=FakeAdapters(*filter(None, ADAPTERS)) if adapters else None,
+        max_adapters=max(1, adapters),
+        max_adapters_per_batch=max(1, adapters),
     )
     if rng.random() < 0.5:
         # The device is as slow as the clock says, so that promises can be broken.
@@ -274,6 +290,19 @@ def test_c9_random_steps_meet_everything() -> None:
     for seed in SEEDS:
         met += random_steps(seed, 400)
     assert_met(met)
+
+
+def test_c9_adapters_come_and_go_meanwhile() -> None:
+    met: Counter[str] = Counter()
+    for seed in ADAPTER_SEEDS:
+        met += random_steps(seed, 400, adapters=1 + seed % 2)
+    assert_met(met, ADAPTER_EVENTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapters", [1, 2])
+def test_c9_adapters_at_length(adapters: int) -> None:
+    assert_met(random_steps(200 + adapters, SEED_STEPS, adapters), ADAPTER_EVENTS)
 
 
 @pytest.mark.slow
