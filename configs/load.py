@@ -50,7 +50,9 @@ def load_cluster(
     """
     try:
         tree = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     for dotted, value in _overrides(os.environ if environ is None else environ).items():
         _apply(tree, dotted, value)

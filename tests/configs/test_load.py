@@ -32,6 +32,15 @@ def test_a_replica_serves_the_model_or_the_revision_that_it_names() -> None:
         model_path(CLUSTER, ReplicaConfig(id="r2", revision="lost"))
 
 
+def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path: Path) -> None:
+    binary = tmp_path / "cluster.toml"
+    binary.write_bytes(b"\xff")
+    for file, wrong in ((binary, "utf-8"), (tmp_path / "lost", "No such file"), (tmp_path, "Is a")):
+        with pytest.raises(ConfigError, match=f"^{file}: .*{wrong}") as refused:
+            load_cluster(file, environ={})
+        assert str(refused.value).count(str(file)) == 1
+
+
 @pytest.mark.parametrize(
     "setting",
     [

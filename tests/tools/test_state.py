@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -91,9 +92,18 @@ def test_a_state_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> 
             read_keys(folder)
 
 
-def test_a_port_of_nobody_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="--port"):
-        check_port_free("203.0.113.1", 9)
+@pytest.mark.parametrize("host", ["203.0.113.1", "fe80::1%nosuch"])
+def test_where_nobody_can_listen_another_host_is_asked_for(host: str) -> None:
+    with pytest.raises(CommandError, match="--host"):
+        check_port_free(host, 9)
+
+
+def test_where_somebody_listens_another_port_is_asked_for() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(CommandError, match="--port"),
+    ):
+        check_port_free("127.0.0.1", taken.getsockname()[1])
 
 
 def test_a_cluster_file_reads_back_as_it_was_written(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ class UpOptions:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raises CommandError when somebody listens there already."""
+    """Raises CommandError when somebody listens there already, or nobody can."""
     if port == 0:
         return
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -66,8 +67,11 @@ def check_port_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
+            # With a name that nobody knows, or an address of another machine, no port helps.
+            foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            flag = "--host" if foreign else "--port"
             raise CommandError(
-                f"can't listen on {host}:{port} ({error.strerror}): choose another with --port"
+                f"can't listen on {host}:{port} ({error.strerror}): choose another with {flag}"
             ) from None
 
 
