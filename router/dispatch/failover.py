@@ -291,4 +291,5 @@ class Run:
         assert attempt is not None
         silent = not self._begun or attempt.silent_s > STALL_S
         attempt.finish("timeout", replica_fault=silent)
-        raise UserError(timeout_failure("the request took longer than allowed").error)
+        late = "the first token" if self.deadline_s() < self._end_s else "the request"
+        raise UserError(timeout_failure(f"{late} took longer than allowed").error)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -104,6 +106,10 @@ def test_the_printed_snippet_can_be_pasted() -> None:
     snippet = text[text.index("from openai") : text.index("Logs and keys")]
     compile(snippet, "snippet", "exec")
     assert textwrap.dedent(snippet) == snippet
+    # A small model may go on until its context ends: the first answer would take minutes.
+    assert "max_tokens=64" in snippet
+    command = shlex.split(text[text.index("curl") : text.index("from openai")])
+    assert json.loads(command[command.index("-d") + 1])["max_tokens"] == 64
 
 
 def test_too_few_blocks_for_one_context_are_warned_of(tmp_path: Path) -> None:

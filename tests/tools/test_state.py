@@ -14,6 +14,7 @@ from configs.load import load_cluster, to_toml
 from configs.schema import ClusterConfig, ModelConfig
 from tests.fakes.tiny_model import write_tiny_gguf
 from tools.errors import CommandError
+from tools.up.cluster import LocalCluster
 from tools.up.command import options_of
 from tools.up.options import UpOptions, check_port_free, cluster_config
 from tools.up.state import lock, open_state, read_keys, sha256_hex, write_cluster
@@ -104,6 +105,17 @@ def test_where_somebody_listens_another_port_is_asked_for() -> None:
         pytest.raises(CommandError, match="--port"),
     ):
         check_port_free("127.0.0.1", taken.getsockname()[1])
+
+
+async def test_a_cluster_started_twice_is_told_so_though_its_port_is_taken_too(
+    tmp_path: Path,
+) -> None:
+    held = lock(open_state(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        twice = dataclasses.replace(options(tmp_path), port=taken.getsockname()[1])
+        with pytest.raises(CommandError, match=r"another `warmroute up`.*--state"):
+            await LocalCluster(twice, print).__aenter__()
+    os.close(held)
 
 
 def test_a_cluster_file_reads_back_as_it_was_written(tmp_path: Path) -> None:

@@ -91,11 +91,12 @@ class LocalCluster:
 
     async def _start(self) -> None:
         options = self._options
-        for port in router_ports(options):
-            check_port_free(options.host, port)
         store = named_store(options.kv.remote) if options.kv.remote else None
+        # Before the ports: who starts this cluster twice needs more than another one of those.
         self._state = open_state(options.state)
         self._lock = lock(self._state)
+        for port in router_ports(options):
+            check_port_free(options.host, port)
         self._failed = asyncio.get_running_loop().create_future()
         await self._start_bus()
         await self._start_kvd()

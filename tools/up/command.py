@@ -34,12 +34,13 @@ warmroute is up: {url}   (dashboard: {url}/dashboard)
 
 curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\
   -H 'Content-Type: application/json' \\
-  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
+  -d '{{"model": "{model}", "max_tokens": 64,
+       "messages": [{{"role": "user", "content": "Say hello."}}]}}'
 
 from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key="{key}")
 answer = client.chat.completions.create(
-    model="{model}", messages=[{{"role": "user", "content": "Say hello."}}])
+    model="{model}", messages=[{{"role": "user", "content": "Say hello."}}], max_tokens=64)
 print(answer.choices[0].message.content)
 
 Logs and keys: {folder}. Ctrl-C stops everything.

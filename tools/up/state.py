@@ -141,7 +141,8 @@ def lock(state: ClusterState) -> int:
     except OSError:
         os.close(descriptor)
         raise CommandError(
-            f"another `warmroute up` runs in {state.folder}: stop it or choose another --state"
+            f"another `warmroute up` runs in {state.folder}: stop it, or give this one a --state "
+            "and a --port of its own"
         ) from None
     return descriptor
 

@@ -153,6 +153,7 @@ async def test_first_token_deadline(rig: Rig) -> None:
     with pytest.raises(UserError) as caught:
         await collect(rig.run(first_token_timeout_s=0.1))
     assert caught.value.error.status == 504
+    assert "first token" in caught.value.error.message
     assert rig.chooser.statuses == ["timeout"]
     assert rig.chooser.outcomes[0][1].replica_fault
     await until(rig.idle)
