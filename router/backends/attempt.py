@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from events.decision import RouteDecision
@@ -43,6 +44,7 @@ class ForeignAttempt:
         self._listener = listener
         self._started_s = time.monotonic()
         self._heard_s = self._started_s
+        self._held_up_s: float | None = None
         self.given_up = False
         self._wait: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -55,8 +57,19 @@ class ForeignAttempt:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the backend was last heard on this attempt."""
-        return time.monotonic() - self._heard_s
+        """Seconds since the backend was last heard on this attempt, those left out in which nobody
+        listened."""
+        return (self._held_up_s or time.monotonic()) - self._heard_s
+
+    @contextlib.contextmanager
+    def held_up(self) -> Iterator[None]:
+        """While the client takes no more nobody listens to the backend."""
+        self._held_up_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._heard_s += time.monotonic() - self._held_up_s
+            self._held_up_s = None
 
     def wait_until(self, loop_s: float) -> asyncio.Timeout:
         """For what comes from the backend: a timeout, which `give_up` ends early."""

@@ -256,7 +256,8 @@ class _Passage:
         if self._writer.free():
             self._writer.put(data)
         else:
-            await self._writer.write(data)
+            with self._attempt.held_up():
+                await self._writer.write(data)
 
     async def _end(self, tail: Events | Tail) -> None:
         """The answer has ended: was it whole?"""

@@ -14,9 +14,9 @@ from router.backends import silence as silence_module
 from router.backends.attempt import ForeignAttempt
 from router.backends.silence import Silence
 from router.fleet.breaker import FAILURES_TO_OPEN
-from tests.fakes.openai_server import Asked, answer, silent
+from tests.fakes.openai_server import Asked, answer, piece, silent
 from tests.router.backends.house import PATH, read
-from tests.router.gateway.house import CHAT, STREAM, distinct
+from tests.router.gateway.house import CHAT, STREAM, distinct, raw_request
 from tests.waiting import PATIENCE_S, until
 
 
@@ -140,3 +140,21 @@ async def test_a_plain_answer_may_take_longer_than_a_first_token(build: Callable
     assert response.status == 200
     assert house.fleet.member("f0").breaker.failures == 0
     await house.settled()
+
+
+async def test_who_is_not_read_is_not_silent(build: Callable, hasty: None) -> None:
+    """A client that takes nothing more is his own fault, not the server's that waits for him."""
+    house = await build(servers=2, slow_reader_s=1.0)
+
+    async def flood(asked: Asked) -> None:
+        await asked.head()
+        while True:
+            await asked.event(piece("x" * 50_000))
+
+    house.tell(flood)
+    client = raw_request(house, PATH, STREAM)
+    await until(lambda: len(house.asked) == 1)
+    await house.settled()
+    client.close()
+    assert not list(house.fleet.alarms)
+    assert all(house.fleet.member(name).breaker.failures == 0 for name in ("f0", "f1"))
