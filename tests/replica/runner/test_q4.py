@@ -4,16 +4,20 @@ numbers, however its prompts are cut and whoever shares its batch; in float32 to
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
+from configs.model.adapter import adapter_card
 from configs.model.card import ModelCard, load_card
 from configs.schema import ReplicaConfig
 from events.request import SamplingParams
 from replica.runner.build import build_runner
 from replica.runner.runner import ModelRunner
-from replica.sched.plan import RowResult
+from replica.sched.plan import ChildId, ExecutionPlan, PlanId, PlanRow, RowResult, SampleSpec
+from tests.fakes.adapters import write_adapter
 from tests.fakes.tiny_model import write_tiny_gguf
 from tests.replica.runner.driver import Driver
 from tests.replica.runner.golden import NEAR_TIE
@@ -103,6 +107,39 @@ def test_answers_have_the_same_bits_alone_and_beside_forty_others(
         for child in many[index::5]:
             assert child.output == [row.token_id for row in alone]
             assert logprobs(child.results) == logprobs(alone)
+
+
+def test_adapters_of_neighbours_change_no_bit(tmp_path: Path) -> None:
+    """Answers before, among and behind those with one, beside prompts that are gated apart."""
+    card = load_card(write_tiny_gguf(tmp_path / "tiny.gguf", q4=True, heads=2, kv_heads=1))
+    paths = {name: write_adapter(tmp_path / name, card.shape, seed=seed, rank=5 * seed)
+             for seed, name in enumerate("ab", 1)}  # fmt: skip
+    cards = {name: adapter_card(name, path, card.shape) for name, path in paths.items()}
+    config = ReplicaConfig(id="r0", dtype="bfloat16", weights="q4", kv_blocks=128)
+    kept, landed = build_runner(card, config, cards), SimpleQueue[bool]()
+    assert kept.adapters is not None
+    kept.adapters.attach(lambda name, loaded: landed.put(loaded))
+    for name in cards:
+        kept.adapters.load(name)
+    assert [landed.get(timeout=60) for _ in cards] == [True, True]
+    plans = count(1)
+
+    def results(rows: list[PlanRow]) -> list[RowResult]:
+        return list(kept.execute(ExecutionPlan(PlanId(next(plans)), tuple(rows))).rows)
+
+    def row(child: int, start: int, end: int) -> PlanRow:
+        tokens = tuple((7 * place + 13 * child) % 290 for place in range(start, end))
+        blocks, spec = tuple(range(8 * child, 8 * child + 8)), SampleSpec(PARAMS, 0, end)
+        return PlanRow(
+            ChildId(child), 0, start, tokens, blocks, spec, adapter=["", "a", "b"][child % 3]
+        )
+
+    many = range(12)
+    results([row(child, 0, 20) for child in many])
+    mixed = [row(child, 20, 21 if child < 6 else 22 + 3 * child) for child in many]
+    alone = [results([each])[0] for each in mixed]
+    for some in (mixed, mixed[::-1], mixed[:7], mixed[:6]):
+        assert results(some) == [alone[each.child] for each in some]
 
 
 def test_plain_torch_agrees(card: ModelCard) -> None:
