@@ -23,6 +23,8 @@ RETRY_MS = "retry-after-ms"
 seconds those who were refused together would come back together."""
 
 SPREAD_S, SPREAD_RATIO = 1.0, 0.5
+HONOURED_S = 60.0
+"""OpenAI's older clients take no longer wait for one, and come back within seconds."""
 _rng = random.Random()
 
 
@@ -59,7 +61,10 @@ def retry_after_s(error: CoreError) -> int | None:
 
 
 def _spread_ms(wait_s: int) -> int:
-    return int(1e3 * (wait_s + _rng.uniform(0.0, max(SPREAD_S, SPREAD_RATIO * wait_s))))
+    spread_s = max(SPREAD_S, SPREAD_RATIO * wait_s)
+    if wait_s <= HONOURED_S:
+        spread_s = min(spread_s, HONOURED_S - wait_s)
+    return int(1e3 * (wait_s + _rng.uniform(0.0, spread_s)))
 
 
 def to_response(error: CoreError) -> ErrorResponse:

@@ -54,3 +54,11 @@ def test_O3_those_who_are_refused_together_do_not_come_back_together() -> None:
         assert wait_s <= min(waits) < wait_s + 0.1 * spread_s
         assert wait_s + 0.9 * spread_s < max(waits) <= wait_s + spread_s
         assert len(set(waits)) > 100
+
+
+def test_O3_no_spread_makes_a_wait_longer_than_clients_honour() -> None:
+    for wait_s in (41, 59, 60):
+        error = CoreError(status=429, message="m", retry_after_s=float(wait_s))
+        waits = [int(to_response(error).headers[RETRY_MS]) / 1e3 for _ in range(200)]
+        assert wait_s <= min(waits)
+        assert max(waits) <= 60.0
