@@ -40,10 +40,13 @@ Ahead ahead_of(const Row &r, double own_ms, const Weights &w) {
     return {total > w.some_ms ? smaller / total : 1.0, overtaken};
 }
 
+// Blocks of a prompt that can be found: its last token is computed, and so the block that it is in.
+double most_blocks(const Ask &ask) { return std::floor((ask.prompt_tokens - 1) / ask.block_tokens); }
+
 // Runs that are fetched move `reach` on.
 double transfer_ms(const Row &r, const Ask &ask, const Weights &weights, const Extras &lower, long n, long i,
                    double &reach) {
-    const double most = std::floor((ask.prompt_tokens - 1) / ask.block_tokens);
+    const double most = most_blocks(ask);
     double sum = 0.0;
     for (long tier = 0; tier < lower.tiers; tier++) {
         const double count = below(most, lower.lower[tier * n + i]) - reach;
@@ -138,6 +141,7 @@ long price(const Sheet &sheet, const Ask &ask, const Weights &weights, const Ext
     const double steady = w->busy * busy * busy / above(w->min_idle, 1.0 - busy);
     int64_t *row_of = sheet.rows;
     double *out = sheet.terms, soonest_ms = INFINITY, least_queued = INFINITY, longest = 0.0;
+    const double most = most_blocks(ask);
     const double blocks = std::ceil((ask.prompt_tokens + ask.output_tokens) / ask.block_tokens);
     for (long i = 0; i < n; i++) {
         if (state[i] != FIT) continue;
@@ -145,7 +149,7 @@ long price(const Sheet &sheet, const Ask &ask, const Weights &weights, const Ext
         // Leading blocks on the device, and with those that a transfer brings there.
         double overlap = depths[i], reach = overlap;
         double moving_ms = transfer_ms(r, ask, *w, extras, n, i, reach);
-        double cached = below(ask.prompt_tokens - 1, reach * ask.block_tokens);
+        double cached = below(most, reach) * ask.block_tokens;
         if (cached < ask.min_match) cached = overlap = reach = moving_ms = 0.0;
         if (startup_ms) moving_ms += startup_ms[i];
         const double cold_ms = prefill_ms(r, 0, ask.prompt_tokens);

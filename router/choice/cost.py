@@ -245,7 +245,8 @@ def _terms(
     brings, the second brings what else is needed; `waits`: where some of the former are still being
     computed."""
     prompt, block = demand.prompt_tokens, demand.block_tokens
-    cached = np.minimum(prompt - 1.0, reach * block)
+    # The last token is computed, and so the block that it is in.
+    cached = np.minimum((prompt - 1) // block, reach) * block
     short = cached < MIN_MATCH_TOKENS
     blocks_ms, startup_ms = transfers_ms
     transfer_ms = np.where(short, 0.0, blocks_ms) + startup_ms

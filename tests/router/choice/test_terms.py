@@ -10,7 +10,7 @@ from events.decision import CandidateTerms, RouteDecision
 from events.load import DecodeFit
 from router.choice.route import NoReplica
 from router.policies.heat import HOT_REQUESTS
-from tests.router.kit import World, hello, load, prompt
+from tests.router.kit import BLOCK_TOKENS, World, hello, load, prompt
 
 P = prompt((1, 64))
 HALF = prompt((1, 32))
@@ -39,6 +39,16 @@ def full(reused: int) -> dict[str, object]:
         "prompt_tokens_total": 100_000,
         "cached_tokens_total": reused,
     }
+
+
+@pytest.mark.parametrize(("more", "blocks"), [(-1, 63), (0, 63), (1, 64)])
+def test_C7_the_block_with_the_last_token_is_never_said_to_be_cached(
+    more: int, blocks: int
+) -> None:
+    world = World(1)
+    world.hold("r0", P)
+    decision = world.decide(P, prompt_tokens=len(P) * BLOCK_TOKENS + more)
+    assert decision.predicted_cached_tokens == blocks * BLOCK_TOKENS
 
 
 def test_harm_keeps_a_prefill_away_from_running_decodes() -> None:
