@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from events.load import OWN_ENGINE
@@ -46,16 +46,24 @@ MEANINGS = {
 PROBE_WORDS = 120
 
 
-async def cluster_findings(admin: AdminClient) -> AsyncIterator[Finding]:
-    """Of the gateway that runs. Raises CommandError when it doesn't answer."""
+async def cluster_findings(
+    admin: AdminClient, configured: Collection[str] = ()
+) -> AsyncIterator[Finding]:
+    """Of the gateway that runs; `configured` replicas should be there, known to it or not.
+    Raises CommandError when it doesn't answer."""
     replicas = await admin.replicas()
     serving = [of for of in replicas if of["linked"] and not of["misfits"]]
+    lost = sorted({*configured}.difference(of["replica"] for of in replicas))
+    known = len(replicas) + len(lost)
+    logs = "their logs in the state folder"
     if not serving:
-        text = f"{len(replicas)} replicas known, none takes requests"
-        yield Finding(Verdict.BROKEN, "replicas", text, "their logs in the state folder")
+        text = f"{known} replicas known, none takes requests"
+        yield Finding(Verdict.BROKEN, "replicas", text, logs)
         return
-    verdict = Verdict.GOOD if len(serving) == len(replicas) else Verdict.SLOW
-    yield Finding(verdict, "replicas", f"{len(serving)} of {len(replicas)} take requests")
+    verdict = Verdict.GOOD if len(serving) == known else Verdict.SLOW
+    absent = f"; not there: {', '.join(lost)}" if lost else ""
+    text = f"{len(serving)} of {known} take requests{absent}"
+    yield Finding(verdict, "replicas", text, logs if lost else "")
     for alarm in await admin.alarms():
         yield alarm_finding(alarm)
     if any(of["hello"]["engine"] == OWN_ENGINE for of in serving):

@@ -65,7 +65,15 @@ async def _cluster(state: Path | None, url: str | None) -> list[Finding] | None:
             if url:
                 raise
             return None
-        return [finding async for finding in cluster_findings(admin)]
+        # Of a gateway elsewhere this machine's cluster file says nothing.
+        configured = () if url else _configured(state)
+        return [finding async for finding in cluster_findings(admin, configured)]
+
+
+def _configured(state: Path | None) -> tuple[str, ...]:
+    """Ids of all that the cluster file names to answer. Raises ConfigError."""
+    cluster = load_cluster((state or default_folder("local")) / "cluster.toml")
+    return tuple(of.id for of in (*cluster.replicas, *cluster.backends))
 
 
 def examine(state: Path | None, url: str | None) -> list[Finding]:

@@ -72,7 +72,8 @@ def test_locality_is_proven_by_a_probe() -> None:
 async def test_a_fleet_of_other_servers_has_findings_too() -> None:
     class Gateway:
         async def replicas(self) -> list[dict[str, Any]]:
-            return [{"linked": True, "misfits": [], "hello": {"engine": "openai"}}]
+            server = {"replica": "b0", "hello": {"engine": "openai"}}
+            return [server | {"linked": True, "misfits": []}]
 
         async def alarms(self) -> list[dict[str, Any]]:
             return []
@@ -80,9 +81,15 @@ async def test_a_fleet_of_other_servers_has_findings_too() -> None:
         async def warm(self, _: object) -> dict[str, Any]:
             raise AssertionError("only replicas of our own can be warmed")
 
-    found = [each async for each in cluster_findings(cast(AdminClient, Gateway()))]
+    gateway = cast(AdminClient, Gateway())
+    found = [each async for each in cluster_findings(gateway)]
     assert [each.about for each in found] == ["replicas", "locality"]
     assert all(each.verdict is Verdict.GOOD for each in found)
+    first = await anext(cluster_findings(gateway, ("b0", "r0", "r1")))
+    assert (first.verdict, first.text) == (
+        Verdict.SLOW,
+        "1 of 3 take requests; not there: r0, r1",
+    )
 
 
 def test_a_flag_that_says_something_of_a_missing_one_is_no_silence(
