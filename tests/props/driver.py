@@ -112,6 +112,7 @@ class Driver:
         self.ended: set[int] = set()
         self.published: set[bytes] = set()
         self.held: set[int] = set()
+        self._limited = False
         self._meanwhile = 0
 
     @property
@@ -259,6 +260,8 @@ class Driver:
             self._met("evicted")
 
     def clear(self, limit_blocks: int | None) -> None:
+        total = self.bench.limits.total_blocks
+        self._limited = limit_blocks is not None and limit_blocks < total
         if self.bench.scheduler.clear_cache(limit_blocks):
             self._met("cleared")
         self.met["blocks parked"] += bool(self.bench.scheduler.cache.parked)
@@ -296,7 +299,7 @@ class Driver:
         """Let everybody end: right, but for those whom somebody ended."""
         while self.flying:
             self.end()
-        if self.bench.scheduler.cache.parked:
+        if self._limited:  # also where those that run still have the blocks to be parked
             self.bench.scheduler.clear_cache()
         for child in self.bench.specs:
             self.bench.scheduler.lifecycle.resume(ChildId(child))

@@ -292,6 +292,15 @@ def test_c9_random_steps_meet_everything() -> None:
     assert_met(met)
 
 
+def test_blocks_that_were_to_be_parked_are_there_again_at_the_end() -> None:
+    driver = Driver(Bench(6, 3, max_step_tokens=30))
+    driver.add(0, 14, 3, skip=False)
+    driver.begin()
+    driver.clear(4)
+    assert driver.bench.scheduler.cache.parked == []
+    driver.drain()
+
+
 def test_c9_adapters_come_and_go_meanwhile() -> None:
     met: Counter[str] = Counter()
     for seed in ADAPTER_SEEDS:
