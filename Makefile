@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(VENV)/bin/python -m replica.native.library
 	@for each in kvstore.chainhash router.locality.planes router.locality.promises router.choice.pricer \
 	    router.policies.heat router.dispatch.chutes router.openai.quotes; do \
-	    $(VENV)/bin/python -m $$each || exit 1; done
+	    $(VENV)/bin/python -W ignore::RuntimeWarning:runpy -m $$each || exit 1; done
 	@touch $@
 	@echo "setup: done; make up starts a cluster"
 
