@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from events.load import OWN_ENGINE
 from kvstore.identity import KeyChain
 from router.fleet.member import Member, Proof
 from router.fleet.stores import store_named
 from router.locality.falsehits import FalseHits
 from router.locality.index import DigestIndex
 from router.telemetry.alarms import Alarms
+
+BUS_SILENT = "bus_silent"
+BUS = "bus"
+"""Whom that alarm is about."""
 
 NO_EVENTS_AFTER_S = 9.0
 """Named within ten seconds, whenever the check comes."""
@@ -49,6 +54,18 @@ class Evidence:
         if now_s >= self._next_probe_s:
             self._next_probe_s = now_s + PROBE_EVERY_S
             self.false_hits.probe(self._index)
+
+    def listen(self, members: Collection[Member], now_s: float) -> None:
+        """Where links stand and the bus brings nothing of anybody, the bus is at fault."""
+        alive = [member for member in members if self._lives(member)]
+        silent = bool(alive) and all(member.unheard(now_s) for member in alive)
+        self._alarms.set(
+            silent, BUS_SILENT, BUS, "links stand, but the bus brings nothing of any replica"
+        )
+
+    def _lives(self, member: Member) -> bool:
+        told = member.load is not None and member.hello.engine == OWN_ENGINE
+        return told and member.linked and not self._alarms.active("replica_stalled", member.replica)
 
     def check(self, member: Member, now_s: float, leading: Mapping[str, str]) -> None:
         """Raise and clear what time alone decides. `leading`: whom each revision's requests go to;

@@ -319,6 +319,7 @@ class Fleet:
             return
         self._next_check_s = now_s + CHECK_EVERY_S
         leading = leaders(self.pools())
+        self._evidence.listen(self._members.values(), now_s)
         for member in self._members.values():
             if member.breaker.fade(now_s):
                 self._touch(member.replica)

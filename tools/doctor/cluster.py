@@ -37,6 +37,7 @@ MEANINGS = {
     "layout_mismatch": ("refused: other KV layout", "the same model files everywhere"),
     "key_mismatch": ("refused: other cluster secret", "the same `secret` everywhere"),
     "hash_version_mismatch": ("refused: other version", "one version of warmroute everywhere"),
+    "bus_silent": ("nobody's cache or load is known", "does the nats-server run, and answer?"),
     "registry_offline": ("shared settings are not kept", "is JetStream on in the nats-server?"),
     "fleet_full": ("more replicas than a router can hold", "a second cluster"),
     "index_full": ("no memory for its digest", "a smaller `digest_bits`"),

@@ -291,3 +291,28 @@ def test_R9_a_fleet_that_is_full_says_so() -> None:
         world.fleet.on_hello(f"r{number}", 1, hello())
     assert len(world.fleet) == MAX_REPLICAS
     assert alarms(world) == {"fleet_full"}
+
+
+def test_E10_a_bus_that_is_silent_while_links_stand_is_named() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.fleet.on_hello(name, 1, hello())
+        world.fleet.link_state(name, 1, True)
+        world.fleet.on_load(name, 1, load())
+        world.hold(name)
+
+    def after_s(seconds: float, *heard: str) -> set[str]:
+        world.clock.pass_s(seconds)
+        for name in heard:
+            world.fleet.on_load(name, 1, load())
+        world.fleet.check()
+        return alarms(world) & {"bus_silent"}
+
+    assert not after_s(2.0)
+    assert not after_s(2.0, "b"), "only one is silent"
+    assert after_s(4.0) == {"bus_silent"}
+    assert not after_s(1.0, "a")
+    assert after_s(4.0) == {"bus_silent"}
+    world.fleet.link_state("a", 1, False)
+    world.fleet.link_stalled("b", 1, True)
+    assert not after_s(1.0), "who hangs tells nothing of the bus"
