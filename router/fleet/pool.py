@@ -39,7 +39,7 @@ def grouped(members: Iterable[Member]) -> dict[str, Pool]:
 
 def leaders(pools: Mapping[str, Pool]) -> dict[str, str]:
     """The pool that each revision's requests go to, of those in their order."""
-    return {pool.revision: name for name, pool in reversed(pools.items())}
+    return {pool.revision: name for name, pool in reversed([*pools.items()])}
 
 
 def _pool(name: str, members: list[Member]) -> Pool:
