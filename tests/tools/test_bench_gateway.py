@@ -79,4 +79,4 @@ def test_calls_are_counted_by_module_and_function(tmp_path: Path) -> None:
     found = json.loads(file.read_text())
     assert found["2k"]["router/choice/choose:RouterBrain.decide"]["python"] == 1.0
     assert found["64k"]["router/serving/generate:Generator.chat"]["python"] >= 1.0
-    assert found["delta"]["router/dispatch/sink:AttemptSink.put"]["python"] >= 1.0
+    assert found["delta"]["router/dispatch/chutes:Chutes.cast"]["python"] > 0.5
