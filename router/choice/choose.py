@@ -85,7 +85,7 @@ class RouterBrain:
         self.decisions = DecisionLog(config.decisions_kept)
         self.accuracy = Accuracy()
         self._config = config
-        self._clock = clock
+        self.clock = clock
         self._policy = make_policy(config.policy)
         self.shadow = Shadow(config.shadow_policy, clock)
         self.peers = Peers()
@@ -116,7 +116,7 @@ class RouterBrain:
 
     def decide(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """Filter, score, choose, reserve."""
-        now_s = self._clock()
+        now_s = self.clock()
         if now_s >= self._tend_at_s:
             self._tend(now_s)
         field, pick = self._choose(query, now_s)
@@ -140,7 +140,7 @@ class RouterBrain:
     def survey(self, query: RouteQuery) -> Candidates:
         """What each replica that could take it would cost now; empty where none can. Use it before
         anything else is asked."""
-        now_s = self._clock()
+        now_s = self.clock()
         if now_s >= self._tend_at_s:
             self._tend(now_s)
         return self._scorer.survey(query, self._output_tokens, now_s)
@@ -151,7 +151,7 @@ class RouterBrain:
 
     def explain(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """What `decide` would say now; nothing is reserved or remembered."""
-        now_s = self._clock()
+        now_s = self.clock()
         if now_s >= self._tend_at_s:
             self._tend(now_s)
         field, pick = self._choose(query, now_s)
@@ -167,7 +167,7 @@ class RouterBrain:
 
     def uncached_tokens(self, query: RouteQuery) -> int:
         """What of the prompt would have to be computed where most of it is warm."""
-        field = self._scorer.survey(query, self._output_tokens, self._clock())
+        field = self._scorer.survey(query, self._output_tokens, self.clock())
         return query.prompt_tokens - field.most_cached_tokens()
 
     def first_token(
@@ -292,7 +292,7 @@ class RouterBrain:
             predicted_ttft_ms=scored.ttft_ms,
             reason=reason(query, pick),
             candidates=field.shown(pick.replica),
-            decided_us=1e6 * (self._clock() - now_s),
+            decided_us=1e6 * (self.clock() - now_s),
             wall_time_ms=int(1e3 * time.time()),
             router=self._config.id,
             queued_tokens=scored.queued_tokens,

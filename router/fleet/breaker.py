@@ -13,7 +13,8 @@ FAILURES_TO_OPEN = 3
 OPEN_S = 2.0
 OPEN_MAX_S = 60.0
 FADE_S = 10.0
-"""A closed breaker forgets failures after this: where no request comes, none can succeed."""
+"""A breaker forgets failures after this, step by step: where no request comes, none can succeed,
+and to one that is suspected none comes while others have room."""
 TRIAL_S = 120.0
 
 
@@ -82,11 +83,19 @@ class Breaker:
         return not was_well
 
     def fade(self, now_s: float) -> bool:
-        """Forget failures long past, unless they have opened it; whether there were any."""
-        past = self._open_until_s is None and now_s - self._failed_at_s >= FADE_S
-        if not self.failures or not past:
+        """Forget failures long past; whether there were any. Where they have opened it and nobody
+        came for a trial, the last one only is, and the next opens it for longer."""
+        if not self.failures or self._trial_until_s is not None:
             return False
-        self.failures = 0
+        if now_s - max(self._failed_at_s, self._open_until_s or -math.inf) < FADE_S:
+            return False
+        if self._open_until_s is None:
+            self.failures = 0
+            return True
+        self._open_until_s, self._failed_at_s = None, now_s
+        self._open_for_s = min(OPEN_MAX_S, 2 * self._open_for_s)
+        self.failures = FAILURES_TO_OPEN - 1
+        self._settle()
         return True
 
     def undecided(self) -> None:

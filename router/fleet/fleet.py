@@ -321,7 +321,8 @@ class Fleet:
         leading = leaders(self.pools())
         self._evidence.listen(self._members.values(), now_s)
         for member in self._members.values():
-            if member.breaker.fade(now_s):
+            heard = member.breaker.closed or not member.unheard(now_s)
+            if heard and member.breaker.fade(now_s):
                 self._touch(member.replica)
             if not member.misfits:
                 self._evidence.check(member, now_s, leading)

@@ -41,6 +41,9 @@ TAIL_BLOCKS = 8
 
 LEARNING_RATE = 0.2
 MAX_STORES = 64
+FORGET_S = 10.0
+"""What was learnt of a store counts half after this: a slow one is not asked, and nothing is learnt
+of whom one does not ask."""
 
 GUARD = 0.5
 """A prompt computed where only answers are given counts so much more: whoever is answered there
@@ -81,6 +84,14 @@ class _Place:
     ttft_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """What hand-offs over a store took beyond their prefill, and when that was learnt."""
+
+    ms: float
+    at_s: float
+
+
 class Pairing:
     """`min_tokens`: a prompt of which less must be computed is short. `guard`: how much more a
     prompt counts where only answers are given."""
@@ -92,7 +103,7 @@ class Pairing:
         self._quota = quota
         self.min_tokens = min_tokens
         self._guard = guard
-        self._extra_ms: dict[str, float] = {}
+        self._late: dict[str, _Late] = {}
 
     def splits(self, pool: str) -> bool:
         """Whether anybody there computes prompts for others."""
@@ -114,9 +125,12 @@ class Pairing:
 
     def learn(self, store: str, late_ms: float) -> None:
         """A hand-off over a store took so much longer than its prefill was to take."""
-        known = self._extra_ms.get(store, 0.0)
-        if store in self._extra_ms or len(self._extra_ms) < MAX_STORES:
-            self._extra_ms[store] = max(0.0, known + LEARNING_RATE * (late_ms - known))
+        known = self._late.get(store)
+        if known is None and len(self._late) >= MAX_STORES:
+            return
+        before_ms = 0.0 if known is None else known.ms
+        after_ms = max(0.0, before_ms + LEARNING_RATE * (late_ms - before_ms))
+        self._late[store] = _Late(after_ms, self._brain.clock())
 
     def _best(self, query: RouteQuery, blocks: int, colocated_ms: float) -> Pair | str:
         """Of each store the cheapest that computes, with the cheapest that answers."""
@@ -206,14 +220,16 @@ class Pairing:
 
     def _written_ms(self, member: Member, store: str) -> float:
         """From the end of the prefill until all is in the store: as learnt, or as reading takes."""
-        learnt = self._extra_ms.get(store)
-        if learnt is not None:
-            return learnt
         place, load = member.hello.tiers.index(store), member.load
-        if load is None or place >= len(load.fetch):
-            return 0.0
-        fit = load.fetch[place]
-        return fit.latency + TAIL_BLOCKS * fit.per_block
+        reading_ms = 0.0
+        if load is not None and place < len(load.fetch):
+            fit = load.fetch[place]
+            reading_ms = fit.latency + TAIL_BLOCKS * fit.per_block
+        late = self._late.get(store)
+        if late is None:
+            return reading_ms
+        weight = float(np.exp2((late.at_s - self._brain.clock()) / FORGET_S))
+        return reading_ms + weight * (late.ms - reading_ms)
 
 
 def prefill_query(query: RouteQuery, blocks: int) -> RouteQuery:

@@ -78,7 +78,28 @@ def test_R13_a_miss_is_forgotten_where_nobody_asks_any_more() -> None:
     assert not breaker.fade(2 * FADE_S)
 
 
-def test_an_open_breaker_forgets_nothing_by_itself() -> None:
+def test_R15_one_that_nobody_tries_is_forgiven_step_by_step() -> None:
     breaker = opened()
-    assert not breaker.fade(100 * FADE_S)
-    assert breaker.failures == FAILURES_TO_OPEN
+    assert not breaker.fade(OPEN_S + FADE_S - 0.1)
+    assert breaker.fade(OPEN_S + FADE_S)
+    assert (breaker.closed, breaker.failures) == (True, FAILURES_TO_OPEN - 1)
+    assert not breaker.fade(OPEN_S + 2 * FADE_S - 0.1)
+    assert breaker.fade(OPEN_S + 2 * FADE_S)
+    assert breaker.failures == 0
+
+
+def test_R15_one_that_fails_again_after_that_is_left_alone_for_longer() -> None:
+    breaker, now_s = opened(), OPEN_S + FADE_S
+    for turn in range(1, 12):
+        assert breaker.fade(now_s)
+        breaker.failure(now_s)
+        assert breaker.wait_s(now_s) == min(OPEN_MAX_S, OPEN_S * 2**turn)
+        now_s += breaker.wait_s(now_s) + FADE_S
+
+
+def test_a_trial_under_way_is_waited_for() -> None:
+    breaker = opened()
+    breaker.begin(OPEN_S)
+    assert not breaker.fade(OPEN_S + TRIAL_S)
+    breaker.undecided()
+    assert breaker.fade(OPEN_S + TRIAL_S)

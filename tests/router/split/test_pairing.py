@@ -9,6 +9,7 @@ from events.load import FetchFit
 from router.choice.route import HandOff
 from router.split.pairing import (
     COLOCATED,
+    FORGET_S,
     NO_STORE,
     NOBODY_COMPUTES,
     QUOTA,
@@ -181,6 +182,19 @@ def test_what_a_hand_off_takes_beyond_its_prefill_is_learnt() -> None:
     for _ in range(50):
         world.pairing.learn(SHARED[0], 4_000.0)
     assert world.plan() == COLOCATED
+
+
+def test_a_store_that_was_slow_once_is_tried_again() -> None:
+    """Nothing is learnt of whom one does not ask: what was learnt has to fade."""
+    world = Split(p0="prefill", d0="decode")
+    for _ in range(50):
+        world.pairing.learn(SHARED[0], 4_000.0)
+    assert world.plan() == COLOCATED
+    world.clock.pass_s(10 * FORGET_S)
+    world.say("p0")
+    world.say("d0")
+    world.hold("d0")
+    assert isinstance(world.plan(), Pair)
 
 
 def test_what_was_brought_counts_before_any_digest_shows_it() -> None:
