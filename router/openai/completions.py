@@ -8,6 +8,7 @@ import numpy as np
 from events.output import CoreDelta
 from router.openai.logprobs import CompletionLogprobs, OffsetCounter, TokenTexts
 from router.openai.progress import Choice, Progress
+from router.openai.ranking import Ranking
 from router.openai.schema import CompletionRequest
 from router.openai.stream import EventStream, ReplyHead, to_json
 from router.openai.usage import UsageBody
@@ -21,7 +22,7 @@ def _prompt_text(prompt: str | bytes, texts: TokenTexts) -> str:
 
 def _echoes(request: CompletionRequest, texts: TokenTexts) -> list[str]:
     """What each choice repeats before its answer: the prompt, or nothing."""
-    n = request.controls.n
+    n = request.controls.answers
     if not request.echo:
         return [""] * (len(request.prompts) * n)
     return [_prompt_text(prompt, texts) for prompt in request.prompts for _ in range(n)]
@@ -32,7 +33,8 @@ def _counters(request: CompletionRequest, texts: TokenTexts) -> list[OffsetCount
     if request.controls.logprobs is None:
         return None
     starts = [0 if request.echo else len(_prompt_text(p, texts)) for p in request.prompts]
-    return [OffsetCounter(texts, start) for start in starts for _ in range(request.controls.n)]
+    answers = range(request.controls.answers)
+    return [OffsetCounter(texts, start) for start in starts for _ in answers]
 
 
 def _lists(counter: OffsetCounter, delta: CoreDelta, as_ids: bool) -> CompletionLogprobs:
@@ -136,25 +138,27 @@ class CompletionCollector:
     """CoreDeltas to one text_completion body."""
 
     def __init__(self, head: ReplyHead, request: CompletionRequest, texts: TokenTexts) -> None:
-        self.progress = Progress(len(request.prompts), request.controls.n)
+        controls = request.controls
+        self.progress = Progress(len(request.prompts), controls.answers)
         self._head = head
         self._echoes = _echoes(request, texts)
         self._counters = _counters(request, texts)
         self._as_ids = [isinstance(prompt, bytes) for prompt in request.prompts]
         self._logprobs = [CompletionLogprobs([], [], [], []) for _ in self.progress.choices]
+        self._ranking = Ranking(len(request.prompts), controls.answers, controls.n)
 
     def feed(self, delta: CoreDelta, prompt: int = 0) -> None:
         """Take one delta in; look at `progress.done` and `progress.error` then."""
         choice = self.progress.note(delta, prompt)
+        self._ranking.note(choice.index, delta.logprobs)
         if self._counters is not None:
             more = _lists(self._counters[choice.index], delta, self._as_ids[prompt])
             self._logprobs[choice.index].extend(more)
 
-    def _choice(self, choice: Choice) -> _Choice:
-        logprobs = None if self._counters is None else self._logprobs[choice.index]
-        return _Choice(
-            self._echoes[choice.index] + choice.text, choice.index, logprobs, choice.finish
-        )
+    def _choice(self, index: int, candidate: int) -> _Choice:
+        choice = self.progress.choices[candidate]
+        logprobs = None if self._counters is None else self._logprobs[candidate]
+        return _Choice(self._echoes[candidate] + choice.text, index, logprobs, choice.finish)
 
     def body(self) -> bytes:
         """The JSON body; only when every choice is done."""
@@ -163,7 +167,7 @@ class CompletionCollector:
                 id=self._head.id,
                 created=self._head.created,
                 model=self._head.model,
-                choices=[self._choice(choice) for choice in self.progress.choices],
+                choices=[self._choice(*place) for place in enumerate(self._ranking.shown())],
                 usage=self.progress.usage(),
             )
         )

@@ -23,13 +23,13 @@ _LOWEST = -9999.0
 _CACHED_TOKENS = 16_384
 
 
-def _finite(logprob: float) -> float:
-    """Also turns NaN into the lowest: `max` keeps its first argument then."""
+def finite(logprob: float) -> float:
+    """As JSON can say it. Also turns NaN into the lowest: `max` keeps its first argument then."""
     return min(0.0, max(_LOWEST, logprob))
 
 
 def _number(logprob: float) -> bytes:
-    return b"%.9g" % _finite(logprob)
+    return b"%.9g" % finite(logprob)
 
 
 def _spelling(raw: bytes) -> str:
@@ -121,7 +121,7 @@ class OffsetCounter:
             result.text_offset.append(self._at)
             result.tokens.append(self._texts.spelling(entry.token_id))
             first = math.isnan(entry.logprob)
-            result.token_logprobs.append(None if first else _finite(entry.logprob))
+            result.token_logprobs.append(None if first else finite(entry.logprob))
             result.top_logprobs.append(None if first else self._alternatives(entry))
             raw = spelt(entry.token_id)
             self._at += len(self._decoder.decode(raw))
@@ -129,4 +129,4 @@ class OffsetCounter:
 
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
         pairs = (*entry.top, (entry.token_id, entry.logprob))
-        return {self._texts.spelling(token): _finite(logprob) for token, logprob in pairs}
+        return {self._texts.spelling(token): finite(logprob) for token, logprob in pairs}

@@ -250,7 +250,7 @@ def completion_table(limits: Limits) -> Table:
             "max_tokens": Field("max_tokens", integer(0)),
             "logprobs": Field("logprobs", integer(0, 5)),
             "echo": Field("echo", boolean),
-            "best_of": Field(None, only(1, "must be 1: answers are not ranked")),
+            "best_of": Field("best_of", integer(1, limits.max_n)),
             "suffix": faults.unsupported,
         }
     )

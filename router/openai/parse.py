@@ -142,9 +142,18 @@ def read_chat(document: Mapping[str, Any], limits: Limits) -> ChatRequest:
 
 def _check_completion(request: CompletionRequest, limits: Limits) -> None:
     controls = request.controls
-    choices = len(request.prompts) * controls.n
-    if choices > limits.max_choices:
-        raise faults.invalid_value("n", f"more than {limits.max_choices} choices in all")
+    if controls.answers < controls.n:
+        raise faults.invalid_value("best_of", "less than 'n'")
+    if controls.ranked and request.stream:
+        raise faults.refusal(
+            "Streaming is not supported when 'best_of' is above 'n': answers are ranked when all of"
+            " them are complete.",
+            param="best_of",
+            code="invalid_parameter_combination",
+        )
+    if len(request.prompts) * controls.answers > limits.max_choices:
+        param = "best_of" if controls.ranked else "n"
+        raise faults.invalid_value(param, f"more than {limits.max_choices} choices in all")
     if controls.max_tokens == 0:
         raise faults.unsupported_value("max_tokens", "must be at least 1")
 

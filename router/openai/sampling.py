@@ -53,7 +53,7 @@ def to_sampling(
     return SamplingParams(
         max_tokens=max_tokens,
         seed=(mint_seed() if said.seed is None else said.seed) % _SEEDS,
-        n=said.n,
+        n=said.answers,
         temperature=said.temperature,
         top_p=said.top_p,
         top_k=said.top_k,
@@ -62,7 +62,7 @@ def to_sampling(
         frequency_penalty=said.frequency_penalty,
         repetition_penalty=said.repetition_penalty,
         logit_bias=said.logit_bias,
-        logprobs=said.logprobs,
+        logprobs=0 if said.ranked and said.logprobs is None else said.logprobs,
         prompt_logprobs=_prompt_logprobs(request),
         min_tokens=min(said.min_tokens, max_tokens),
         stop=said.stop,

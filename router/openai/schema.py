@@ -42,12 +42,14 @@ class Controls(Struct, frozen=True):
     """How to sample, as the client said it; `to_sampling` makes it final.
 
     `max_tokens` None takes what fits, `seed` None lets the gateway mint one. `logprobs` is None for
-    none, else the number of alternatives beside the chosen token.
+    none, else the number of alternatives beside the chosen token. Of `best_of` answers (None: `n`)
+    the likeliest `n` are shown.
     """
 
     max_tokens: int | None = None
     seed: int | None = None
     n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -63,6 +65,16 @@ class Controls(Struct, frozen=True):
     ignore_eos: bool = False
     grammar: Grammar | None = None
     bad_words: tuple[str, ...] = ()
+
+    @property
+    def answers(self) -> int:
+        """How many are generated for each prompt."""
+        return self.best_of or self.n
+
+    @property
+    def ranked(self) -> bool:
+        """Whether some of them are not shown."""
+        return self.answers > self.n
 
 
 class ChatRequest(Struct, frozen=True):

@@ -181,7 +181,7 @@ def completion_request(limits: Limits) -> Json:
         "max_tokens": whole(1),
         "logprobs": whole(0, 5),
         "echo": BOOLEAN,
-        "best_of": one_of(1),
+        "best_of": whole(1, limits.max_n),
     }
     named = {
         "model": one_of(*sorted(limits.models)),

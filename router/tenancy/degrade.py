@@ -36,7 +36,7 @@ def degraded(tenant: Tenant, asked: Asked, room_tokens: int) -> Degraded:
     controls, names = asked.controls, []
     for name, less in (
         ("max_tokens", _shorter(asked, room_tokens)),
-        ("n", {"n": 1}),
+        ("n", {"n": 1, "best_of": None} if controls.answers > 1 else {}),
         ("logprobs", {"logprobs": 0 if controls.logprobs else controls.logprobs}),
     ):
         changed = structs.replace(controls, **less)

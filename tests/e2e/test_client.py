@@ -61,6 +61,29 @@ def test_P9_three_choices(client: OpenAI) -> None:
     assert answer.usage.completion_tokens <= 18
 
 
+def test_best_of_are_the_likeliest_of_the_same_seeds(client: OpenAI) -> None:
+    def complete(**more):
+        return client.completions.create(
+            model=MODEL, prompt="once upon a time", max_tokens=6, temperature=1.5, seed=7, **more
+        )
+
+    def mean(choice) -> float:
+        scores = choice.logprobs.token_logprobs
+        return sum(scores) / len(scores)
+
+    every = complete(n=5, logprobs=0)
+    ranked = sorted(every.choices, key=mean, reverse=True)
+    assert len({choice.text for choice in ranked}) > 2
+    best = complete(n=2, best_of=5)
+    assert [choice.text for choice in best.choices] == [choice.text for choice in ranked[:2]]
+    assert [choice.index for choice in best.choices] == [0, 1]
+    assert all(choice.logprobs is None for choice in best.choices)
+    assert best.usage.completion_tokens == every.usage.completion_tokens
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(best_of=2, stream=True)
+    assert refused.value.param == "best_of"
+
+
 def test_seed_repeats(client: OpenAI) -> None:
     one, two = (
         ask(client, "Be random.", seed=11, temperature=1.0, max_tokens=12).parse() for _ in range(2)

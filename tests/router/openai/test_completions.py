@@ -111,6 +111,46 @@ def test_P9_prompts_and_choices_are_numbered_in_order(texts: TokenTexts) -> None
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
 
 
+def scored(*logprobs: float) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(5, logprob) for logprob in logprobs)
+
+
+CANDIDATES: Fed = [
+    (0, delta("long", child=0, logprobs=scored(-0.5, -0.5), usage=Usage(7, 4, 2))),
+    (1, delta("b", child=2, logprobs=scored(-1.0), finish="stop", usage=Usage(5, 0, 2))),
+    (0, delta("short", child=1, logprobs=scored(-0.9), finish="stop", usage=Usage(7, 6, 2))),
+    (0, delta("", child=2, finish="stop", usage=Usage(7, 6, 1))),
+    (1, delta("c", child=1, logprobs=scored(-1.0), finish="length", usage=Usage(5, 0, 1))),
+    (0, delta("er", child=0, logprobs=scored(-0.5), finish="length", usage=Usage(7, 4, 3))),
+    (1, delta("a", child=0, logprobs=scored(-9.0), finish="length", usage=Usage(5, 0, 1))),
+]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_best_of_shows_the_highest_mean_logprob_and_counts_all(
+    logprobs: int | None, texts: TokenTexts
+) -> None:
+    body = collect(request("x", "y", n=2, best_of=3, logprobs=logprobs), texts, CANDIDATES)
+    choices = [(choice["index"], choice["text"]) for choice in body["choices"]]
+    assert choices == [(0, "longer"), (1, "short"), (2, "c"), (3, "b")]
+    assert body["choices"][0]["finish_reason"] == "length"
+    shown = [choice["logprobs"] for choice in body["choices"]]
+    if logprobs is None:
+        assert shown == [None] * 4
+    else:
+        assert [lists["token_logprobs"] for lists in shown] == [[-0.5] * 3, [-0.9], [-1.0], [-1.0]]
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (12, 10)
+
+
+def test_as_many_answers_as_are_shown_keep_their_order(texts: TokenTexts) -> None:
+    fed = [
+        (0, delta(text, child=child, logprobs=scored(logprob), finish="stop"))
+        for child, (text, logprob) in enumerate((("bad", -5.0), ("good", -0.1)))
+    ]
+    body = collect(request("x", n=2, best_of=2, logprobs=0), texts, fed)
+    assert [choice["text"] for choice in body["choices"]] == ["bad", "good"]
+
+
 def test_echo_repeats_each_prompt_once(card: ModelCard, texts: TokenTexts) -> None:
     ids = card.tokenizer.encode("yes ")
     prompts = ("x ", struct.pack(f"<{len(ids)}I", *ids))

@@ -215,8 +215,25 @@ def test_forms(limits: Limits) -> None:
 def test_values_that_mean_what_we_do_anyway(limits: Limits) -> None:
     same = parse_chat(chat_body(response_format={"type": "text"}, modalities=["text"]), limits)
     assert same == parse_chat(chat_body(), limits)
-    same = parse_completion(completion_body(best_of=1, suffix=None), limits)
+    same = parse_completion(completion_body(best_of=None, suffix=None), limits)
     assert same == parse_completion(completion_body(), limits)
+
+
+@pytest.mark.parametrize(
+    ("fields", "answers", "ranked"),
+    [
+        ({}, 1, False),
+        ({"n": 3}, 3, False),
+        ({"best_of": 4}, 4, True),
+        ({"best_of": 3, "n": 2}, 3, True),
+        ({"best_of": 2, "n": 2, "stream": True}, 2, False),
+    ],
+)
+def test_best_of_is_how_many_are_generated(
+    fields: dict, answers: int, ranked: bool, limits: Limits
+) -> None:
+    controls = parse_completion(completion_body(**fields), limits).controls
+    assert (controls.answers, controls.ranked) == (answers, ranked)
 
 
 def test_echo(limits: Limits) -> None:

@@ -36,7 +36,25 @@ def test_everything_said_arrives() -> None:
         logprobs=4, min_tokens=2, stop=("x",), stop_token_ids=(9,), ignore_eos=True,
     )  # fmt: skip
     sampling = to_sampling(ChatRequest("tiny", [USER], controls), 10, 100, mint)
-    assert sampling == SamplingParams(**structs.asdict(controls))
+    said = structs.asdict(controls)
+    assert said.pop("best_of") is None
+    assert sampling == SamplingParams(**said)
+
+
+@pytest.mark.parametrize(
+    ("said", "n", "logprobs"),
+    [
+        ({"n": 2, "best_of": 5}, 5, 0),
+        ({"n": 2, "best_of": 5, "logprobs": 3}, 5, 3),
+        ({"n": 2, "best_of": 2}, 2, None),
+    ],
+)
+def test_answers_that_are_ranked_come_with_logprobs(
+    said: dict[str, int], n: int, logprobs: int | None
+) -> None:
+    request = CompletionRequest("tiny", ("x",), Controls(max_tokens=5, **said))
+    sampling = to_sampling(request, 10, 100, mint)
+    assert (sampling.n, sampling.logprobs) == (n, logprobs)
 
 
 def test_a_chat_may_fill_the_context_and_a_completion_makes_16_tokens() -> None:
