@@ -45,9 +45,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Each stream is a file: take what the system allows, as far as it is needed."""
+    """Each stream is two files: take what the system allows, as far as it is needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _SPARE_FILES
+    wanted = 2 * connections + _SPARE_FILES
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft < wanted:

@@ -1,7 +1,12 @@
 // From a frame of deltas to the bytes of clients' sockets, in one pass: router/dispatch/chutes.py
 // says what a chute is. Whatever is not exactly as expected is left to the typed decoder.
 
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -69,9 +74,13 @@ struct Delta {
     std::vector<uint32_t> ids;
 };
 
+// `socket` is a file of our own, so that nobody else's gets its number while the chute is open.
+// `direct`: all that was sent before is out of the process, so that nothing is overtaken.
 struct Chute {
     std::string request, before, behind;
     uint64_t attempt = 0;
+    int socket = -1;
+    bool direct = false;
     bool used = false, open = false, overtaken = false;
     double heard_s = 0;
     std::string text;
@@ -118,6 +127,11 @@ struct Chutes {
     std::string out, events;
     std::vector<int64_t> pieces, rest;
     Chute drained;
+
+    ~Chutes() {
+        for (const Chute &chute : all)
+            if (chute.socket >= 0) ::close(chute.socket);
+    }
 
     // The delta, where it is nothing but text; nothing where it has more. Fails on what is no delta.
     std::optional<Delta> read(Reader &reader) {
@@ -183,6 +197,7 @@ struct Chutes {
         out.clear();
         pieces.clear();
         write(now_s);
+        send();
         result.out = out.data();
         result.out_bytes = int64_t(out.size());
         result.pieces = pieces.data();
@@ -232,6 +247,27 @@ struct Chutes {
         }
     }
 
+    // What the sockets take at once; what is left of the pieces is for Python to send.
+    void send() {
+        size_t kept = 0;
+        for (size_t i = 0; i < pieces.size(); i += 3) {
+            const int64_t slot = pieces[i], end = pieces[i + 2];
+            const int64_t start = pieces[i + 1] + push(all[slot], pieces[i + 1], end);
+            if (start == end) continue;
+            for (const int64_t number : {slot, start, end}) pieces[kept++] = number;
+        }
+        pieces.resize(kept);
+    }
+
+    int64_t push(Chute &chute, int64_t start, int64_t end) {
+        if (!chute.direct) return 0;
+        ssize_t sent;
+        do sent = ::send(chute.socket, &out[start], end - start, MSG_DONTWAIT | MSG_NOSIGNAL);
+        while (sent < 0 && errno == EINTR);
+        chute.direct = sent == end - start;
+        return std::max<ssize_t>(sent, 0);
+    }
+
     void pass(Chute &chute, const Delta &delta, double now_s) {
         const double gap_s = now_s - chute.heard_s;
         counts[std::lower_bound(bounds, bounds + bound_count, gap_s) - bounds]++;
@@ -250,7 +286,7 @@ struct Chutes {
     }
 
     long open(string_view request, uint64_t attempt, string_view before, string_view behind,
-              double heard_s) {
+              double heard_s, int socket) {
         long slot = spare.empty() ? long(all.size()) : spare.back();
         if (!of_request.try_emplace(std::string(request), slot).second) return -1;
         if (spare.empty()) {
@@ -265,11 +301,13 @@ struct Chutes {
         chute.behind = behind;
         chute.heard_s = heard_s;
         chute.open = true;
+        chute.socket = socket < 0 ? -1 : fcntl(socket, F_DUPFD_CLOEXEC, 0);
         return slot;
     }
 
     void close(long slot) {
         of_request.erase(all[slot].request);
+        if (all[slot].socket >= 0) ::close(all[slot].socket);
         all[slot] = Chute{};
         spare.push_back(slot);
     }
@@ -311,9 +349,13 @@ const Result *wr_chutes_result(const Chutes *chutes) { return &chutes->result; }
 
 long wr_chutes_open(Chutes *chutes, const char *request, long request_bytes, uint64_t attempt,
                     const char *before, long before_bytes, const char *behind, long behind_bytes,
-                    double heard_s) {
+                    double heard_s, int socket) {
     return chutes->open({request, size_t(request_bytes)}, attempt, {before, size_t(before_bytes)},
-                        {behind, size_t(behind_bytes)}, heard_s);
+                        {behind, size_t(behind_bytes)}, heard_s, socket);
+}
+
+void wr_chutes_direct(Chutes *chutes, long slot) {
+    chutes->all[slot].direct = chutes->all[slot].socket >= 0;
 }
 
 void wr_chutes_shut(Chutes *chutes, long slot) { chutes->all[slot].open = false; }

@@ -3,7 +3,9 @@ one native step, without an object or a call for each of them.
 
 A chute is open while its reader waits and its socket takes more. What passed is told to the stream
 now and then, as one delta, and at the latest when the chute closes; whatever is more than text
-closes it. Where no compiler is, every delta takes the way through its sink (router/dispatch/sink).
+closes it. While the transport holds nothing back, the step writes to the socket itself; what that
+does not take at once is the transport's to send, in the same order. Where no compiler is, every
+delta takes the way through its sink (router/dispatch/sink).
 """
 
 from __future__ import annotations
@@ -37,13 +39,17 @@ Span = tuple[int, int]
 class Channel(Struct, frozen=True):
     """What one stream asks of a chute: `before` and `behind` go around each text, which is written
     as a JSON string; `send` gets HTTP chunks of it and says whether more may come. `heard_s`: when
-    its last delta came. `took` is told what has passed, and when the last of it came."""
+    its last delta came. `took` is told what has passed, and when the last of it came. `socket` (a
+    file, or -1) may be written to past `send` once `idle()` says that nothing is on its way there.
+    """
 
     before: bytes
     behind: bytes
     heard_s: float
     send: Callable[[bytes], bool]
     took: Callable[[CoreDelta, float], object]
+    socket: int
+    idle: Callable[[], bool]
 
 
 class Owner(Protocol):
@@ -91,6 +97,7 @@ def chute_kernels() -> ctypes.CDLL | None:
         {
             "wr_chutes_free": [pointer],
             "wr_chutes_shut": [pointer, long],
+            "wr_chutes_direct": [pointer, long],
             "wr_chutes_close": [pointer, long],
         },
     )
@@ -105,12 +112,14 @@ def chute_kernels() -> ctypes.CDLL | None:
     declare(
         library,
         {
-            "wr_chutes_open": [pointer, *text, ctypes.c_uint64, *text, *text, ctypes.c_double],
+            "wr_chutes_open": [
+                pointer, *text, ctypes.c_uint64, *text, *text, ctypes.c_double, ctypes.c_int,
+            ],
             "wr_chutes_drain": [pointer, long],
             "wr_chutes_cast": [pointer, *text, ctypes.c_double],
         },
         long,
-    )
+    )  # fmt: skip
     return library
 
 
@@ -149,6 +158,7 @@ class Chutes:
         )
         self._result = _Result.from_address(kernels.wr_chutes_result(self._native))
         self._open: dict[int, Chute] = {}
+        self._behind: set[int] = set()
         self._turn = 0
         weakref.finalize(self, kernels.wr_chutes_free, self._native)
 
@@ -161,24 +171,27 @@ class Chutes:
         name, before, behind = request_id.encode(), channel.before, channel.behind
         slot = self._kernels.wr_chutes_open(
             self._native, name, len(name), attempt,
-            before, len(before), behind, len(behind), channel.heard_s,
+            before, len(before), behind, len(behind), channel.heard_s, channel.socket,
         )  # fmt: skip
         if slot < 0:
             return None
         chute = self._open[slot] = Chute(self, slot, owner, channel)
+        if channel.socket >= 0:
+            self._behind.add(slot)
         return chute
 
     def cast(self, frame: bytes, now_s: float) -> tuple[int, list[Span]] | None:
         """Let pass what may of a frame that came at `now_s`: how many deltas did, and where the
         others stand. None where the frame is not plainly a step's: then nothing has passed."""
+        if self._behind:
+            self._catch_up()
         passed = self._kernels.wr_chutes_cast(self._native, frame, len(frame), now_s)
         if passed < 0:
             return None
         result = self._result
-        data = ctypes.string_at(result.out, result.out_bytes)
         pieces = iter(_numbers(result.pieces, result.piece_numbers))
         for slot, start, end in zip(pieces, pieces, pieces, strict=True):
-            self._send(slot, data[start:end])
+            self._send(slot, ctypes.string_at(result.out + start, end - start))
         rest = iter(_numbers(result.rest, result.rest_numbers))
         return passed, list(zip(rest, rest, strict=True))
 
@@ -198,21 +211,31 @@ class Chutes:
     def shut(self, chute: Chute) -> None:
         """As Chute.shut."""
         self._kernels.wr_chutes_shut(self._native, chute.slot)
+        self._behind.discard(chute.slot)
 
     def close(self, chute: Chute) -> None:
         """As Chute.close."""
         del self._open[chute.slot]
+        self._behind.discard(chute.slot)
         try:
             self._tell(chute)
         finally:
             self._kernels.wr_chutes_close(self._native, chute.slot)
             self._tell_gaps()
 
+    def _catch_up(self) -> None:
+        """Those whose transport has sent everything are written to directly."""
+        for slot in [slot for slot in self._behind if self._open[slot].channel.idle()]:
+            self._behind.remove(slot)
+            self._kernels.wr_chutes_direct(self._native, slot)
+
     def _send(self, slot: int, data: bytes) -> None:
         chute = self._open[slot]
         try:
             if not chute.channel.send(data):
                 self.shut(chute)
+            elif chute.channel.socket >= 0:
+                self._behind.add(slot)
         except Exception as error:  # the reader's own: the link goes on
             self._break(chute, error)
 

@@ -99,7 +99,8 @@ class Pump:
         if around is None or not self._writer.free():
             return None
         self._writer.flush()
-        return Channel(*around, self._heard_s, self._writer.send, self._took)
+        writer = self._writer
+        return Channel(*around, self._heard_s, writer.send, self._took, writer.socket, writer.idle)
 
     def _took(self, delta: CoreDelta, now_s: float) -> None:
         """So much was written meanwhile, and the gaps between were noted."""

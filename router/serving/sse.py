@@ -92,6 +92,22 @@ class EventWriter:
         transport.write(data)
         return not self._connection.full
 
+    @property
+    def socket(self) -> int:
+        """Its file where bytes reach the client as they are written there, else -1."""
+        transport = self._transport
+        if transport is None or transport.get_extra_info("sslcontext") is not None:
+            return -1
+        found = transport.get_extra_info("socket")
+        return -1 if found is None else int(found.fileno())
+
+    def idle(self) -> bool:
+        """Whether all that was sent has left the process."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        return not (self._pending or transport.get_write_buffer_size())
+
     def put(self, data: bytes) -> None:
         """Send before the loop's turn ends, or before anything else; only while `free`."""
         if not self._pending:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +65,7 @@ class Stream:
         self.told.append(delta)
 
     def channel(self) -> Channel:
-        return Channel(BEFORE, BEHIND, 6.25, self.send, self.took)
+        return Channel(BEFORE, BEHIND, 6.25, self.send, self.took, -1, lambda: False)
 
 
 class Opened:
@@ -215,3 +218,118 @@ async def test_a_socket_that_is_full_gets_no_more_until_it_is_opened_anew(
     assert opened.rest(frame) == [delta]
     assert len(full.told) == 1
     await asyncio.sleep(0)
+
+
+class Piped(Stream):
+    """A stream whose socket is real and small; what that does not take waits in `backlog`."""
+
+    def __init__(self, key: tuple[str, int]) -> None:
+        super().__init__(key)
+        self.ours, self.theirs = socket.socketpair()
+        for end in (self.ours, self.theirs):
+            end.setblocking(False)
+        self.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        self.backlog, self.got, self.sends = b"", b"", 0
+
+    def send(self, data: bytes) -> bool:
+        self.sends += 1
+        self.backlog += data
+        return True
+
+    def flush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self.backlog:
+                self.backlog = self.backlog[self.ours.send(self.backlog) :]
+
+    def read(self, size_bytes: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self.got += self.theirs.recv(size_bytes)
+
+    def channel(self) -> Channel:
+        idle = lambda: not self.backlog  # noqa: E731
+        return Channel(BEFORE, BEHIND, 7.0, self.send, self.took, self.ours.fileno(), idle)
+
+
+@pytest.fixture
+def piped() -> Iterator[Piped]:
+    stream = Piped(("p", 1))
+    yield stream
+    stream.ours.close()
+    stream.theirs.close()
+
+
+def _text(text: str) -> bytes:
+    return encode(StepFrame(deltas=(CoreDelta("p", 1, 0, text, (1,), (), Usage(1, 0, 1)),)))
+
+
+def _chunk(text: str) -> bytes:
+    event = BEFORE + to_json(text) + BEHIND
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+@given(st.lists(st.integers(0, 9_000) | st.sampled_from(["flush", "read"]), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_what_a_socket_does_not_take_at_once_is_not_overtaken(
+    kernels: ctypes.CDLL, steps: list[int | str]
+) -> None:
+    stream, expected = Piped(("p", 1)), b""
+    chutes = Chutes(kernels, Histogram("gaps", "gaps", BOUNDS))
+    chute = chutes.open(stream, stream.channel())
+    assert chute is not None
+    for number, step in enumerate(steps):
+        if step == "flush":
+            stream.flush()
+        elif step == "read":
+            stream.read(6_000)
+        else:
+            text = f"{number}." * int(step)
+            assert chutes.cast(_text(text), 7.0) is not None
+            expected += _chunk(text) if text else b""
+    chute.close()
+    while len(stream.got) < len(expected):
+        stream.flush()
+        stream.read(1 << 16)
+    assert stream.got == expected
+    stream.ours.close()
+    assert stream.theirs.recv(1) == b""
+    stream.theirs.close()
+
+
+def test_a_socket_that_takes_all_is_written_to_directly(kernels: ctypes.CDLL, piped: Piped) -> None:
+    chutes = Chutes(kernels, Histogram("gaps", "gaps", BOUNDS))
+    piped.backlog = b"head"
+    assert chutes.open(piped, piped.channel()) is not None
+    chutes.cast(_text("a"), 7.0)
+    assert piped.sends == 1
+    piped.flush()
+    chutes.cast(_text("b"), 7.0)
+    assert piped.sends == 1
+    piped.read(1 << 16)
+    assert piped.got == b"head" + _chunk("a") + _chunk("b")
+
+
+def test_a_file_that_gets_the_number_of_a_closed_socket_gets_nothing(
+    kernels: ctypes.CDLL, piped: Piped
+) -> None:
+    chutes = Chutes(kernels, Histogram("gaps", "gaps", BOUNDS))
+    assert chutes.open(piped, piped.channel()) is not None
+    number = piped.ours.fileno()
+    piped.ours.close()
+    other, end = socket.socketpair()
+    with other, end:
+        assert number in (other.fileno(), end.fileno())
+        chutes.cast(_text("a"), 7.0)
+        for mine in (other, end):
+            mine.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                mine.recv(1)
+    piped.read(1 << 16)
+    assert piped.got == _chunk("a")
+
+
+def test_who_is_gone_is_told_to_the_transport(kernels: ctypes.CDLL, piped: Piped) -> None:
+    chutes = Chutes(kernels, Histogram("gaps", "gaps", BOUNDS))
+    assert chutes.open(piped, piped.channel()) is not None
+    piped.theirs.close()
+    chutes.cast(_text("a"), 7.0)
+    assert piped.backlog == _chunk("a")
