@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE, HttpVersion, HttpVersion11
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 
 MAX_HEAD_BYTES = 8 * 1024
-MAX_LENGTH_DIGITS = 12
+HEADS_KEPT = 1_024
+"""The latest ones, read already."""
 
 _HEAD = re.compile(
     rb"POST (/v1/(?:chat/)?completions) HTTP/1\.1\r\n"
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n){2,64})\r\n"
 )
+_LENGTH = re.compile(rb"[Cc]ontent-[Ll]ength: ?([0-9]{1,12})\r\n")
 _FIELDS = re.compile(r"([^:\r]+):[ \t]*([^\r]*[^\r \t]|)[ \t]*\r\n")
 _NAMES = re.compile(r"([^:\r]+):[^\r]*\r\n")
 _FOR_THE_LIBRARY = frozenset(
@@ -83,41 +86,51 @@ class PlainRequest(dict[Any, Any]):
             self._whole.set_result(None)
 
 
-class Head:
+class Head(NamedTuple):
     """A request's head, `end` bytes long; `length` bytes of body follow."""
 
-    __slots__ = ("end", "headers", "keep_alive", "length", "path")
-
-    def __init__(
-        self, path: str, headers: CIMultiDict[str], length: int, keep_alive: bool, end: int
-    ) -> None:
-        self.path = path
-        self.headers = headers
-        self.length = length
-        self.keep_alive = keep_alive
-        self.end = end
+    path: str
+    headers: Mapping[str, str]
+    length: int
+    keep_alive: bool
+    end: int
 
 
 def read_head(data: bytes, most_bytes: int) -> Head | None:
     """The head at the start of `data`; None unless it is there whole, plain, and told a body of 1
-    to `most_bytes` bytes."""
-    found = _HEAD.match(data, 0, MAX_HEAD_BYTES)
+    to `most_bytes` bytes. Its headers are those of others too, and lack the length."""
+    end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
+    told = _LENGTH.search(data, 0, end)
+    if told is None:
+        return None
+    length = int(told[1])
+    known = _parsed(data[: told.start(1)] + data[told.end(1) : end])
+    if known is None or not 0 < length <= most_bytes:
+        return None
+    path, headers, keep_alive = known
+    return Head(path, headers, length, keep_alive, end)
+
+
+@lru_cache(HEADS_KEPT)
+def _parsed(data: bytes) -> tuple[str, Mapping[str, str], bool] | None:
+    """Path, headers and whether the connection stays, of a head whose length was cut out: a client
+    says the same each time but for that."""
+    found = _HEAD.fullmatch(data)
     if found is None:
         return None
     text = found[2].decode(errors="surrogateescape")
     headers = CIMultiDict(_FIELDS.findall(text))
     names = set(_NAMES.findall(text.lower()))
-    length, ends = headers.get("Content-Length", ""), headers.get("Connection", "").lower()
+    ends = headers.get("Connection", "").lower()
     if (
         len(names) < len(headers)
         or "host" not in names
         or not names.isdisjoint(_FOR_THE_LIBRARY)
-        or not (length.isascii() and length.isdigit() and len(length) <= MAX_LENGTH_DIGITS)
-        or not 0 < int(length) <= most_bytes
+        or headers.pop("Content-Length", None) != ""  # what was cut out is not its value
         or ends not in ("", "keep-alive", "close")
     ):
         return None
-    return Head(found[1].decode(), headers, int(length), ends != "close", found.end())
+    return found[1].decode(), CIMultiDictProxy(headers), ends != "close"
 
 
 def head_of(status: int, headers: Mapping[str, str], keep_alive: bool) -> bytes:
