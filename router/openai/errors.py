@@ -19,8 +19,8 @@ SERVER_ERROR = CoreError(
 
 _RETRYABLE = (429, 503)
 RETRY_MS = "retry-after-ms"
-"""OpenAI's clients prefer it, and add no spread of their own to what a server says: in whole
-seconds those who were refused together would come back together."""
+"""OpenAI's clients prefer it: finer than whole seconds. They add no spread of their own to what a
+server says: all of it is put on here, on every answer that asks to come again."""
 
 SPREAD_S, SPREAD_RATIO = 1.0, 0.5
 HONOURED_S = 60.0
@@ -53,8 +53,7 @@ def error_body(error: CoreError) -> bytes:
     return msgspec.json.encode(_Body(_Error(error.message, error.type, error.param, error.code)))
 
 
-def retry_after_s(error: CoreError) -> int | None:
-    """Whole seconds, at least 1, where a retry can help, else None."""
+def _retry_after_s(error: CoreError) -> int | None:
     if error.retry_after_s is not None and math.isfinite(error.retry_after_s):
         return max(1, math.ceil(error.retry_after_s))
     return 1 if error.status in _RETRYABLE else None
@@ -70,8 +69,9 @@ def _spread_ms(wait_s: int) -> int:
 def to_response(error: CoreError) -> ErrorResponse:
     """The whole answer to a request that failed before its first byte."""
     headers = {"Content-Type": "application/json"}
-    wait_s = retry_after_s(error)
+    wait_s = _retry_after_s(error)
     if wait_s is not None:
-        headers["Retry-After"] = str(wait_s)
-        headers[RETRY_MS] = str(_spread_ms(wait_s))
+        wait_ms = _spread_ms(wait_s)
+        headers["Retry-After"] = str(round(wait_ms / 1e3))
+        headers[RETRY_MS] = str(wait_ms)
     return ErrorResponse(error.status, headers, error_body(error))

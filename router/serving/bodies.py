@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,9 +16,8 @@ RETRY_S = 1.0
 class Bodies:
     """`held`: bytes that were announced, or may come where nothing was."""
 
-    def __init__(self, limit_bytes: int, rng: random.Random | None = None) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self.held = Held(limit_bytes)
-        self._rng = rng or random.Random()
 
     async def read(self, request: Request) -> bytes:
         """The whole body. Raises UserError as read_body does, and 429 when too much is on its
@@ -56,7 +54,7 @@ class Bodies:
                 message="too much is being uploaded at once",
                 type="server_error",
                 code="overloaded",
-                retry_after_s=retry_after_s(RETRY_S, self._rng),
+                retry_after_s=retry_after_s(RETRY_S),
             ),
             "body",
         )

@@ -7,7 +7,6 @@ half a head, would be kept for ever.
 from __future__ import annotations
 
 import asyncio
-import random
 import ssl
 import time
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from router.openai.errors import to_response
 from router.serving.connection import Connection, checked
 from router.serving.express import Express, PlainHandler
 from router.serving.http import Handler
-from router.tenancy.pace import retry_after_s
 
 IDLE_S = 75.0
 SWEEP_S = 5.0
@@ -34,7 +32,7 @@ MAX_LINGERING = 256
 RETRY_S = 1.0
 
 
-def _refusal(rng: random.Random) -> bytes:
+def _refusal() -> bytes:
     """The whole answer to a connection too many."""
     answer = to_response(
         CoreError(
@@ -42,7 +40,7 @@ def _refusal(rng: random.Random) -> bytes:
             message="too many connections at once",
             type="server_error",
             code="overloaded",
-            retry_after_s=retry_after_s(RETRY_S, rng),
+            retry_after_s=RETRY_S,
         )
     )
     said = answer.headers | {"Connection": "close", "Content-Length": str(len(answer.body))}
@@ -84,13 +82,11 @@ class Door:
         most_body_bytes: int,
         idle_s: float = IDLE_S,
         clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
     ) -> None:
         self.refused = 0
         self.limit = limit
         self._idle_s = idle_s
         self._clock = clock
-        self._rng = rng or random.Random()
         self._lingering: set[_Refusal] = set()
         self._http: web.Server | None = None
         self._socket: asyncio.Server | None = None
@@ -196,7 +192,7 @@ class Door:
     def _protocol(self) -> asyncio.BaseProtocol:
         if self.connections >= self.limit:
             self.refused += 1
-            return _Refusal(_refusal(self._rng), self._lingering)
+            return _Refusal(_refusal(), self._lingering)
         if len(self._idle_since_s) > 2 * self.limit:
             self._forget_gone()
         return Express(self._handlers, self._most_body_bytes, self)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import random
 import time
 from base64 import b64decode
 from collections import Counter
@@ -102,7 +101,6 @@ class Gate:
         config: RouterConfig,
         tenants: Tenants,
         clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
     ) -> None:
         self.held = Held(config.max_connections, clock)
         self.refused: Counter[str] = Counter()
@@ -110,7 +108,6 @@ class Gate:
         self._config = config
         self._tenants = tenants
         self._drained = DrainRate(clock)
-        self._rng = rng or random.Random()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -167,7 +164,7 @@ class Gate:
                     message="too many requests at once",
                     type="server_error",
                     code="overloaded",
-                    retry_after_s=retry_after_s(1.0, self._rng),
+                    retry_after_s=retry_after_s(1.0),
                 ),
                 "requests",
             )
@@ -212,7 +209,7 @@ class Gate:
                 message="too many tokens in flight",
                 type="tokens",
                 code="rate_limit_exceeded",
-                retry_after_s=retry_after_s(self._drained.wait_s(excess_tokens), self._rng),
+                retry_after_s=retry_after_s(self._drained.wait_s(excess_tokens)),
             ),
             "tokens",
         )

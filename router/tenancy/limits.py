@@ -7,7 +7,6 @@ registry, and none for anybody else.
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable
 
@@ -87,7 +86,6 @@ class Account:
         name: str,
         tallies: Tallies,
         clock: Callable[[], float],
-        rng: random.Random,
         others: Others,
     ) -> None:
         self.tenant: Tenant | None = None
@@ -97,7 +95,6 @@ class Account:
         self._max_concurrent = 0
         self.inside = 0
         self._clock = clock
-        self._rng = rng
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
 
@@ -199,7 +196,7 @@ class Account:
                 message=f"Rate limit reached on {kind}: {limit}. Please try again later.",
                 type=kind,
                 code="rate_limit_exceeded",
-                retry_after_s=retry_after_s(wait_s, self._rng),
+                retry_after_s=retry_after_s(wait_s),
             )
         )
 
@@ -210,12 +207,10 @@ class Limits:
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
         tallies: Tallies | None = None,
     ) -> None:
         self.tallies = tallies or Tallies()
         self._clock = clock
-        self._rng = rng or random.Random()
         self._accounts: dict[str, Account] = {}
         self._others = ALONE
 
@@ -236,7 +231,7 @@ class Limits:
         """The tenant's account, with the limits that its policy has now."""
         account = self._accounts.get(tenant.name)
         if account is None:
-            account = Account(tenant.name, self.tallies, self._clock, self._rng, self._others)
+            account = Account(tenant.name, self.tallies, self._clock, self._others)
             self._accounts[tenant.name] = account
         if account.tenant is not tenant:
             account.follow(tenant)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable
 
 from router.telemetry.rate import Rate
 
-MAX_WAIT_S = 60
+MAX_WAIT_S = 60.0
 HALF_LIFE_S = 10.0
-JITTER_RATIO = 0.5
 
 
 class DrainRate(Rate):
@@ -32,8 +29,6 @@ class DrainRate(Rate):
         return tokens / rate if rate > 0 else 1.0
 
 
-def retry_after_s(wait_s: float, rng: random.Random) -> int:
-    """Whole seconds for Retry-After. Never sooner than `wait_s`, and spread beyond it, so that
-    those refused together don't come back together."""
-    spread_s = rng.uniform(0.0, max(1.0, JITTER_RATIO * wait_s))
-    return min(MAX_WAIT_S, max(1, math.ceil(wait_s + spread_s)))
+def retry_after_s(wait_s: float) -> float:
+    """A wait that a client may be asked for; the answer spreads it (router/openai/errors)."""
+    return min(MAX_WAIT_S, max(1.0, wait_s))

@@ -7,7 +7,6 @@ go at a time: its reservation is in the books before the next is looked at.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -102,13 +101,11 @@ class RequestQueue:
         brain: RouterBrain,
         config: RouterConfig,
         clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
     ) -> None:
         self.held = Held(config.max_queued_tokens, clock)
         self._brain = brain
         self._config = config
         self._clock = clock
-        self._rng = rng or random.Random()
         self._credit = Credit(
             brain.fleet, brain.ledger, config.prefill_ahead_ms, clock, brain.helpers
         )
@@ -285,7 +282,7 @@ class RequestQueue:
                 message="too many requests wait" if full else "every replica is too busy",
                 type="server_error",
                 code="overloaded",
-                retry_after_s=retry_after_s(wait_s, self._rng),
+                retry_after_s=retry_after_s(wait_s),
             ),
             "queue_tokens",
         )

@@ -90,7 +90,7 @@ async def test_O3_a_replicas_refusal_keeps_its_retry_after(
     )
     async with house.post(http, "/v1/chat/completions", CHAT) as response:
         assert response.status == 429
-        assert response.headers["Retry-After"] == "4"
+        assert 4 <= int(response.headers["Retry-After"]) <= 6
     assert len(house.calls) == 2
 
 
