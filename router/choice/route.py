@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from events.decision import CandidateTerms, RouteDecision
 from kvstore.identity import KeyChain
+
+if TYPE_CHECKING:
+    from router.policies.base import Candidates
 
 
 class HandOff(Struct, frozen=True):
@@ -94,6 +97,9 @@ class Chooser(Protocol):
 
     def decide(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """Filter, score, choose, reserve. The reservation holds until `finish` or its expiry."""
+
+    def survey(self, query: RouteQuery) -> Candidates:
+        """What each replica that could take it would cost now."""
 
     def first_token(
         self, decision_id: str, cached_tokens: int | None, prompt_tokens: int, ttft_ms: float

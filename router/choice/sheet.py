@@ -94,6 +94,16 @@ class Best(Struct, frozen=True):
     queued_tokens: float = 0.0
     digest_blocks: float = 0.0
 
+    @property
+    def cost_ms(self) -> float:
+        """What the request costs at the best one, in all; inf where nobody may take it. Scores
+        compare within a pool, costs do so between pools."""
+        if self.score == -math.inf:
+            return math.inf
+        own_ms = self.queue_ms + self.prefill_ms + self.transfer_ms + self.decode_share_ms
+        others_ms = self.harm_ms + self.eviction_ms + self.overload_ms + self.lateness_ms
+        return own_ms + others_ms
+
 
 NOBODY = Best()
 

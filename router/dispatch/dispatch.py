@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from events.decision import RouteDecision
 from events.errors import CoreError, UserError
 from events.grammar import GRAMMAR
 from events.output import CLEAN_FINISHES, CoreDelta, Usage
 from events.request import CoreRequest
 from router.backends.attempt import ForeignAttempt
-from router.choice.route import Chooser, HandOff, NoReplica, Outcome
+from router.choice.pools import cheapest
+from router.choice.route import Chooser, HandOff, NoReplica, Outcome, RouteQuery
 from router.dispatch.job import Job, Leg
 from router.dispatch.links import Links
 from router.dispatch.sink import AttemptSink, Direct, SinkLimits
@@ -261,12 +264,26 @@ class Dispatcher:
         unable = self.links.unable_to_continue() | self.backends if leg.progress else frozenset()
         return unable if job.sampling.grammar is None else unable | self._lacking(GRAMMAR)
 
+    def placing(self, job: Job, leg: Leg) -> tuple[Job, RouteQuery]:
+        """The job as the pool takes it that it goes to now, and what its chooser is asked. What was
+        computed for it before is of use to its own pool alone."""
+        unable = self.unable(job, leg)
+        query = job.query(leg, unable)
+        if not job.others:
+            return job, query
+        bare = replace(leg, hand_off=None)
+        jobs = (job, *job.others)
+        queries = [query, *(other.query(bare, unable) for other in job.others)]
+        at = cheapest(self.chooser.survey, queries)
+        return jobs[at], queries[at]
+
     def decide(self, job: Job, leg: Leg) -> Attempt | ForeignAttempt:
         """Choose and reserve a replica that has not failed this request.
 
         Raises UserError (503) when there is none.
         """
-        answer = self.chooser.decide(job.query(leg, self.unable(job, leg)))
+        job, query = self.placing(job, leg)
+        answer = self.chooser.decide(query)
         if isinstance(answer, NoReplica):
             raise unavailable(answer)
         self.listener.decided(answer)

@@ -21,6 +21,7 @@ class Job(Struct, frozen=True, kw_only=True):
     `prompt` is u32 little endian; `chain` its keys in the namespace of `pool`. Without a
     `ttft_deadline_ms` of its own the first token is due by `first_token_timeout_s`. `write_to`: no
     answer is wanted, only the prompt's blocks in that store. `adapter`: as of CoreRequest.
+    `others`: the same request as each other pool of the revision takes it.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class Job(Struct, frozen=True, kw_only=True):
     write_to: str = ""
     warm_share: float = WARM_SHARE
     adapter: tuple[str, str] | None = None
+    others: tuple[Job, ...] = ()
 
     def ttft_due_ms(self, leg: Leg) -> float:
         """Until when the first token is of use, from the start of an attempt. Whoever has read the

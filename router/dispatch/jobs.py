@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
 from events.request import SamplingParams
@@ -40,7 +42,7 @@ class JobMaker:
         self._known_runs = ChainCache()
 
     def pool(self, revision: str = MAIN) -> Pool | None:
-        """The pool that requests go to: of the revision's the one with most linked replicas."""
+        """Of the revision's pools the one with most linked replicas: whose limits are told."""
         for pool in self._fleet.pools().values():
             if pool.revision == revision:
                 return pool
@@ -57,9 +59,30 @@ class JobMaker:
         model: str = "",
     ) -> Job:
         """A job for `prompt` (u32 little endian), to be computed with the adapter that `model`
-        names, if it does. Raises UserError (503) where there is no pool."""
+        names, if it does; with `others` for the other pools of the revision, unless it is pinned.
+        Raises UserError (503) where there is no pool."""
         if pool is None:
             raise _nobody()
+        job = self._make(request_id, tenant, prompt, sampling, pool, pin, model)
+        if pin is not None or len(self._fleet.pools()) == 1:
+            return job
+        others = [
+            self._make(request_id, tenant, prompt, sampling, other, None, model)
+            for name, other in self._fleet.pools().items()
+            if other.revision == pool.revision and name != pool.name
+        ]
+        return replace(job, others=tuple(others)) if others else job
+
+    def _make(
+        self,
+        request_id: str,
+        tenant: Tenant,
+        prompt: bytes,
+        sampling: SamplingParams,
+        pool: Pool,
+        pin: str | None,
+        model: str,
+    ) -> Job:
         deadlines = deadlines_of(tenant.policy, self._config)
         adapter = (model, self._adapters[model]) if model in self._adapters else None
         cut = 0

@@ -68,14 +68,14 @@ class Evidence:
         return told and member.linked and not self._alarms.active("replica_stalled", member.replica)
 
     def check(self, member: Member, now_s: float, leading: Mapping[str, str]) -> None:
-        """Raise and clear what time alone decides. `leading`: whom each revision's requests go to;
-        whoever stands beside that pool is never asked, and should know."""
+        """Raise and clear what time alone decides. `leading`: each revision's largest pool; whoever
+        stands beside it shares no block with it, and should know."""
         beside = member.linked and leading.get(member.revision) != member.pool
         self._alarms.set(
             beside,
             "other_pool",
             member.replica,
-            "not asked: its block_tokens or dtype are not those of most replicas",
+            "shares no cached prompt: its block_tokens or dtype are not those of most replicas",
         )
         unknown_s = member.unknown_since_s
         silent = unknown_s is not None and now_s - unknown_s >= NO_EVENTS_AFTER_S

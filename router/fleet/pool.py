@@ -38,7 +38,7 @@ def grouped(members: Iterable[Member]) -> dict[str, Pool]:
 
 
 def leaders(pools: Mapping[str, Pool]) -> dict[str, str]:
-    """The pool that each revision's requests go to, of those in their order."""
+    """The first pool of each revision, of those in their order."""
     return {pool.revision: name for name, pool in reversed([*pools.items()])}
 
 

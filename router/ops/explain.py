@@ -41,8 +41,7 @@ class Explainer:
         prompt = await self._render(revision.renderer, tenant, asked)
         sampling = to_sampling(asked, prompt.tokens, limits.context_tokens, lambda: 0)
         job = self._of.jobs.make(REQUEST_ID, tenant, prompt.ids, sampling, pool, model=asked.model)
-        leg = job.first_leg()
-        query = job.query(leg, revision.dispatcher.unable(job, leg))
+        job, query = revision.dispatcher.placing(job, job.first_leg())
         hand_off, query = self._hand_off(query)
         verdict = self._of.brain.explain(query)
         head = {**_asked(job), "revision": revision.name, "hand_off": hand_off}

@@ -52,22 +52,22 @@ class Warmer:
         Those that compute for others answer nobody: they are taken last."""
         pool = self._of.jobs.pool()
         job = self._of.jobs.make("warm", tenant, prompt, ONE_TOKEN, pool, model=model)
-        roles = {
-            view.replica: view.hello.role
+        jobs = {one.pool: one for one in (job, *job.others)}
+        linked = {
+            view.replica: view
             for view in self._of.fleet.replicas()
             if view.linked
-            and view.pool == job.pool
+            and view.pool in jobs
             and view.state != "draining"
             and view.hello.engine == OWN_ENGINE
             and serves(view.hello, job.adapter)
         }
-        if not 1 <= replicas <= len(roles):
-            raise _refusal(f"between 1 and {len(roles)} replicas can be warmed", "replicas")
-        ranked = rank(list(roles), job.chain.data[-16:])
-        chosen = sorted(ranked, key=lambda name: roles[name] == PREFILL)[:replicas]
-        return list(
-            await asyncio.gather(*(self._warm_one(replace(job, pin=name)) for name in chosen))
-        )
+        if not 1 <= replicas <= len(linked):
+            raise _refusal(f"between 1 and {len(linked)} replicas can be warmed", "replicas")
+        ranked = rank(list(linked), job.chain.data[-16:])
+        chosen = sorted(ranked, key=lambda name: linked[name].hello.role == PREFILL)[:replicas]
+        pinned = [replace(jobs[linked[name].pool], pin=name, others=()) for name in chosen]
+        return list(await asyncio.gather(*map(self._warm_one, pinned)))
 
     async def _warm_one(self, job: Job) -> Probe:
         """The first run warms, the second one is the probe."""

@@ -52,8 +52,8 @@ class Credit:
         self._rosters: dict[str, _Roster] = {}
 
     def room(self, pool: str) -> bool:
-        """Whether some replica should get more. True as well where none can be routed to: then the
-        choice says why. A few microseconds while there is room."""
+        """Whether some replica of its revision should get more. True as well where none can be
+        routed to: then the choice says why. A few microseconds while there is room."""
         roster = self._roster(pool)
         now_s = self._clock()
         if now_s < roster.full_until_s:
@@ -106,11 +106,20 @@ class Credit:
             self._version = self._fleet.roster_version
         roster = self._rosters.get(pool)
         if roster is None:
-            members = self._fleet.members(pool)
+            members = self._kin(pool)
             answering = _answering(members)
             helped = len(answering) < len(members)
             roster = self._rosters[pool] = _Roster(answering, helped)
         return roster
+
+    def _kin(self, pool: str) -> list[Member]:
+        """Of all pools of its revision: a request goes to any of them."""
+        pools = self._fleet.pools()
+        if pool not in pools:
+            return self._fleet.members(pool)
+        revision = pools[pool].revision
+        kin = [name for name, other in pools.items() if other.revision == revision]
+        return [member for name in kin for member in self._fleet.members(name)]
 
 
 def _ahead_ms(member: Member, booked: Booked, now_s: float) -> float:

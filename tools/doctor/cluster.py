@@ -22,7 +22,10 @@ MEANINGS = {
     "nothing_matches": ("router and replica name blocks differently", "one version on both sides"),
     "salt_unknown": ("tenants' own blocks are never found", "the same tenants on both sides"),
     "backend_down": ("its server does not answer", "does it run, and at this url?"),
-    "other_pool": ("it is never asked", "the same `dtype` and `block_tokens` everywhere"),
+    "other_pool": (
+        "it shares no cached prompt with most replicas",
+        "the same `dtype` and `block_tokens` everywhere",
+    ),
     "salt_refused": ("it answers nobody", "`cache_salt = false` for it, `up --no-cache-salt`"),
     "backend_refuses": (
         "it answers some or all with a 4xx",

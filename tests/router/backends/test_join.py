@@ -161,7 +161,7 @@ def test_the_bridge_brings_the_digest_and_the_backend_outlives_it(bridged: Joini
     assert (bridged.member.boot, bridged.member.linked) == (2_000, True)
 
 
-async def test_a_backend_beside_the_pool_that_is_asked_is_an_alarm(build: Callable) -> None:
+async def test_a_backend_beside_the_largest_pool_is_an_alarm(build: Callable) -> None:
     house: ForeignHouse = await build(replicas=2, changes={"dtype": "bfloat16"})
     await until(lambda: house.fleet.alarms.active("other_pool", "f0"))
 

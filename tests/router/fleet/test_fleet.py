@@ -79,8 +79,8 @@ def test_two_layouts_are_two_pools() -> None:
     assert pools[POOL].block_tokens == 16
 
 
-def test_whoever_stands_beside_the_pool_that_is_asked_is_named() -> None:
-    """Such a replica is well, and would be idle for ever without a word."""
+def test_whoever_stands_beside_the_largest_pool_is_named() -> None:
+    """Such a replica is well, and would compute without a word what others hold."""
     world = World(2)
     world.join("b")
     world.fleet.on_hello("b", 1, hello(layout=msgspec.structs.replace(LAYOUT, dtype="bfloat16")))

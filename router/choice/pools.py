@@ -1,0 +1,21 @@
+"""Which of a revision's pools a request goes to.
+
+Replicas of one revision differ in block size, dtype or rope while one of these is rolled over: they
+share no block key then, and each pool has its own chain of a prompt. Each of them serves all the
+same, so a request goes where it would be cheapest now, warm blocks counted in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from router.choice.route import RouteQuery
+from router.policies.base import Candidates
+
+Survey = Callable[[RouteQuery], Candidates]
+
+
+def cheapest(survey: Survey, queries: Sequence[RouteQuery]) -> int:
+    """Which of them, each of another pool; the first one where none can be placed."""
+    costs_ms = [survey(query).best.cost_ms for query in queries]
+    return costs_ms.index(min(costs_ms))
