@@ -24,7 +24,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setup: native kernels"
 	@$(VENV)/bin/python -m replica.native.library
 	@for each in kvstore.chainhash router.locality.planes router.locality.promises router.choice.pricer \
-	    router.policies.heat router.dispatch.chutes router.openai.quotes; do \
+	    router.policies.heat router.dispatch.chutes router.openai.quotes router.openai.contents \
+	    router.rendering.shelves; do \
 	    $(VENV)/bin/python -W ignore::RuntimeWarning:runpy -m $$each || exit 1; done
 	@touch $@
 	@echo "setup: done; make up starts a cluster"

@@ -19,6 +19,7 @@ PLAIN_ROLES = frozenset(("system", "user", "assistant"))
 MAX_MESSAGES = 128
 MAX_CHARS = 1 << 18
 _OPEN, _CLOSE = "\ue000", "\ue001"
+_FORMAT = re.compile("(%%|%s)")
 _HOLE = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 _LOSES_TRACK = (
     nodes.AssignBlock,
@@ -132,6 +133,12 @@ class Hole(NamedTuple):
     def filled(self, contents: Sequence[str]) -> str:
         """The text."""
         return self.around % tuple([contents[number] for number in self.numbers])
+
+    def parts(self) -> list[str | int]:
+        """What it is made of: texts, and contents by number."""
+        numbers = iter(self.numbers)
+        found = (part for part in _FORMAT.split(self.around) if part)
+        return [next(numbers) if part == "%s" else part.replace("%%", "%") for part in found]
 
 
 class Skeleton:

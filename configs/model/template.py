@@ -229,6 +229,16 @@ class ChatTemplate:
         skeleton = self._skeleton(roles, add_generation_prompt)
         return None if skeleton is None else (skeleton, contents)
 
+    @property
+    def markers(self) -> list[str]:
+        """The spellings of all markers."""
+        return list(self._markers)
+
+    def skeleton(self, roles: tuple[str, ...]) -> Skeleton | None:
+        """What stands around the contents of messages with these plain roles, and of the next
+        answer, as long as no marker is among them. None where it depends on them."""
+        return self._skeleton(roles, True) if self._traceable else None
+
     def _make_skeleton(
         self, roles: tuple[str, ...], add_generation_prompt: bool
     ) -> Skeleton | None:

@@ -99,6 +99,11 @@ class Tokenizer:
         spec: dict[str, Any] = json.loads(self._backend.to_str())
         return spec
 
+    @property
+    def cuts(self) -> bool:
+        """Whether `pieces` cuts texts at all."""
+        return self._cuts
+
     def pieces(self, text: str, chars: int) -> Iterable[str]:
         """`text` in pieces of about `chars` characters whose ids, joined, are those of the whole;
         in one piece where that can't be promised."""

@@ -1,17 +1,20 @@
 """The chat request that nearly everybody sends, read in one go: plain texts, few parameters.
 
-Decoding, types and bounds are one step of msgspec's. Whatever is not quite so is left to the
+Decoding, types and bounds are one step of msgspec's, over what is left where the texts themselves
+were cut out. Whatever is not quite so is left to the
 readers (None), which accept more and say what is wrong; what is accepted here means the same there.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from router.openai.body import SMALL_BYTES
+from router.openai.contents import Written, contents_of
 from router.openai.fields import MAX_INTEGER
 from router.openai.quotes import quotes_in
 from router.openai.schema import ChatRequest, Controls, Limits
@@ -53,8 +56,10 @@ def read_plain(body: bytes, limits: Limits) -> ChatRequest | None:
     """The request, or None for the readers."""
     if len(body) > SMALL_BYTES:
         return None
+    found = contents_of()(body)
+    bare = body if found is None else found.reduced
     try:
-        asked = _decode(body)
+        asked = _decode(bare)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     if asked.model not in limits.models or len(asked.messages) > limits.max_messages:
@@ -65,11 +70,16 @@ def read_plain(body: bytes, limits: Limits) -> ChatRequest | None:
             return None
         max_tokens = newer
     stream = asked.stream is True
-    if (options is not UNSET and not stream) or 2 * asked.strings() != quotes_in()(body):
+    if (options is not UNSET and not stream) or 2 * asked.strings() != quotes_in()(bare):
         return None
+    messages: Sequence[dict[str, Any]]
+    if found is None:
+        messages = [{"role": each.role, "content": each.content} for each in asked.messages]
+    else:  # of each message one, and of nothing else
+        messages = Written(body, tuple([each.role for each in asked.messages]), found.spans)
     return ChatRequest(
         model=asked.model,
-        messages=[{"role": each.role, "content": each.content} for each in asked.messages],
+        messages=messages,
         controls=Controls(
             max_tokens=None if max_tokens is UNSET else max_tokens,
             seed=None if asked.seed is UNSET else asked.seed,

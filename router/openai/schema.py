@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -80,13 +81,14 @@ class Controls(Struct, frozen=True):
 class ChatRequest(Struct, frozen=True):
     """POST /v1/chat/completions.
 
-    `messages` and `tools` have the shape that chat templates take: contents are plain strings,
+    `messages` (a list, or as the body has them) and `tools` have the shape that chat templates
+    take: contents are plain strings,
     "developer" is already "system", arguments of past tool calls are objects where they parse.
     `calls`: what may be called in the answer.
     """
 
     model: str
-    messages: list[dict[str, Any]]
+    messages: Sequence[dict[str, Any]]
     controls: Controls
     tools: list[dict[str, Any]] | None = None
     calls: Calls | None = None

@@ -13,24 +13,27 @@ from router.rendering.turns import Turns
 
 
 class Outline:
-    """Nothing merges across a marker, so what lies between two of them has ids of its own."""
+    """Nothing merges across a marker, so what lies between two of them has ids of its own.
+
+    `parts`: ids (u32 little endian), and texts, of which each may be a turn that was generated, or
+    not."""
 
     def __init__(self, skeleton: Skeleton, tokenizer: Tokenizer, turns: Turns) -> None:
         self._turns = turns
-        self._parts: list[bytes | tuple[Hole, bool]] = []
+        self.parts: list[bytes | tuple[Hole, bool]] = []
         before: list[Segment | None] = []
         for part in skeleton.parts:
             if isinstance(part, Segment):
                 self._add(pack(tokenizer.encode_segments([part])))
                 before.append(part)
             else:
-                self._parts.append((part, turns.opens(before)))
+                self.parts.append((part, turns.opens(before)))
                 before.append(None)
 
     def pieces(self, contents: Sequence[str], tenant: str) -> list[bytes | str]:
         """Ids (u32 little endian) and texts, in order, of messages with these contents."""
         pieces: list[bytes | str] = []
-        for part in self._parts:
+        for part in self.parts:
             if isinstance(part, bytes):
                 pieces.append(part)
                 continue
@@ -44,7 +47,7 @@ class Outline:
         return pieces
 
     def _add(self, ids: bytes) -> None:
-        if self._parts and isinstance(self._parts[-1], bytes):
-            self._parts[-1] += ids
+        if self.parts and isinstance(self.parts[-1], bytes):
+            self.parts[-1] += ids
         else:
-            self._parts.append(ids)
+            self.parts.append(ids)

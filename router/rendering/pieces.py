@@ -55,7 +55,7 @@ class Pieces:
                 self._look_up(part, texts, pieces, cold, large)
         if not cold:
             return b"".join(pieces)  # type: ignore[arg-type]
-        self._check_length(sum(map(len, cold)), param)
+        self.check_length(sum(map(len, cold)), param)
         fresh = await self._encode(list(dict.fromkeys(cold)), tenant)
         ids = [piece if isinstance(piece, bytes) else fresh[piece] for piece in pieces]
         for text, start, end in large:
@@ -97,23 +97,25 @@ class Pieces:
             if len(pieces) > start + 1:
                 large.append((whole, start, len(pieces)))
 
-    def _check_length(self, chars: int, param: str) -> None:
-        """Don't begin with what can't fit the context."""
+    def check_length(self, chars: int, param: str) -> None:
+        """Don't begin with what can't fit the context. Raises UserError."""
         at_least = -(-chars // self._max_token_bytes)
         if at_least >= self._context_tokens:
             raise faults.prompt_too_long(param, self._context_tokens, at_least, at_least=True)
 
     async def _encode(self, texts: list[str], tenant: str) -> dict[str, bytes]:
         """Tokenised and remembered."""
-        chars = sum(map(len, texts))
-        if chars <= INLINE_CHARS:
-            ids = self._encode_now(texts, None)
-        else:
-            ids = await self._offload.run(chars, lambda stopped: self._encode_now(texts, stopped))
-        fresh = dict(zip(texts, ids, strict=True))
+        fresh = dict(zip(texts, await self.encode(texts), strict=True))
         for text, found in fresh.items():
             self._known.put(tenant, text, found)
         return fresh
+
+    async def encode(self, texts: list[str]) -> list[bytes]:
+        """Tokenised: here, or in a thread where they are long. Raises UserError as Offload does."""
+        chars = sum(map(len, texts))
+        if chars <= INLINE_CHARS:
+            return self._encode_now(texts, None)
+        return await self._offload.run(chars, lambda stopped: self._encode_now(texts, stopped))
 
     def _encode_now(self, texts: list[str], stopped: threading.Event | None) -> list[bytes]:
         ids = []

@@ -18,9 +18,11 @@ from configs.model.card import ModelCard
 from configs.model.errors import TemplateError
 from configs.model.segment import Segment
 from router.openai import faults
+from router.openai.contents import Written
 from router.rendering.offload import Offload
 from router.rendering.outline import Outline
-from router.rendering.pieces import Pieces
+from router.rendering.pieces import INLINE_CHARS, Pieces
+from router.rendering.shelves import Plan, Shelves, plan_of, read, shelves_for
 from router.rendering.textcache import TextCache, pack
 from router.rendering.tooltext import in_words, needs_words
 from router.rendering.turns import Turns
@@ -33,7 +35,8 @@ INLINE_TEMPLATE_CHARS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class RenderBounds:
-    """Sizes in bytes are for all tenants together; one tenant gets a quarter of each at most.
+    """Sizes in bytes are for all tenants together; one tenant gets a quarter of each at most. Of
+    segments there are two caches: as they are read, and as JSON writes them.
 
     `pending_chars` bounds the text that waits for a thread or is in one.
     """
@@ -90,10 +93,15 @@ class Renderer:
         self._outline = lru_cache(OUTLINES_KEPT)(
             lambda skeleton: Outline(skeleton, card.tokenizer, self._turns)
         )
+        max_bytes = bounds.segment_cache_bytes
+        self._shelves = shelves_for(
+            card.tokenizer, card.template.markers, max_bytes, max_bytes // 4
+        )
+        self._plan = lru_cache(OUTLINES_KEPT)(self._make_plan)
 
     async def chat(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         *,
         tenant: str,
@@ -103,12 +111,52 @@ class Renderer:
         Raises UserError: 400 when the template refuses it or it can't fit the context, 429 and 503
         when too much is waiting.
         """
+        if isinstance(messages, Written) and not tools and self._shelves is not None:
+            ids = await self._written(messages, self._shelves, tenant)
+            if ids is not None:
+                return RenderedPrompt(ids)
+        messages = messages if isinstance(messages, list) else list(messages)
         outlined = None if tools else self._template.outlined(messages)
         if outlined is not None:
             pieces = self._outline(outlined[0]).pieces(outlined[1], tenant)
         else:
             pieces = self._cut(await self._segments(messages, tools), tenant)
         return RenderedPrompt(await self._pieces.join(pieces, tenant, "messages"))
+
+    async def _written(self, messages: Written, shelves: Shelves, tenant: str) -> bytes | None:
+        """The same of messages as they are written; None where they have to be looked at."""
+        plan = self._plan(messages.roles)
+        if plan is None:
+            return None
+        turns = self._generated(plan, messages, tenant) if plan.turns else {}
+        missing = shelves.join(tenant, plan, messages, turns)
+        if not missing:
+            return None if missing is None else shelves.ids()
+        texts = [read(text) for text in missing]
+        chars = sum(map(len, texts))
+        self._pieces.check_length(chars, "messages")
+        ids = await self._pieces.encode(texts)
+        if chars <= INLINE_CHARS:  # nothing else has happened
+            return shelves.fill(ids)
+        for text, found in zip(missing, ids, strict=True):
+            shelves.put(tenant, text, found)
+        return None if shelves.join(tenant, plan, messages, turns) else shelves.ids()
+
+    def _generated(self, plan: Plan, messages: Written, tenant: str) -> dict[int, bytes]:
+        """The ids of contents that the model has generated, by their numbers."""
+        if not self._turns.remembers(tenant):
+            return {}
+        prefix, known = self._turns.prefix, self._turns.known
+        contents = ((number, prefix + messages.content(number)) for number in plan.turns)
+        return {
+            number: turn[1]
+            for number, text in contents
+            if (turn := known(tenant, text)) is not None
+        }
+
+    def _make_plan(self, roles: tuple[str, ...]) -> Plan | None:
+        skeleton = self._template.skeleton(roles)
+        return None if skeleton is None else plan_of(self._outline(skeleton), self._turns)
 
     def _cut(self, segments: list[Segment], tenant: str) -> list[bytes | str]:
         pieces: list[bytes | str] = []

@@ -35,13 +35,14 @@ def _opening(template: ChatTemplate) -> list[Segment]:
 
 
 class Turns:
-    """Per tenant, bounded. Event loop only."""
+    """Per tenant, bounded. Event loop only. `prefix`: what the template writes between the marker
+    that opens an answer and the answer."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, memory: TextCache) -> None:
         opening = _opening(template)
         plain_end = bool(opening) and opening[-1].special_id is None
         self._before = opening[:-1] if plain_end else opening
-        self._prefix = opening[-1].text if plain_end else ""
+        self.prefix = opening[-1].text if plain_end else ""
         self._tokenizer = tokenizer
         self._memory = memory
 
@@ -63,7 +64,7 @@ class Turns:
         """For the plain segment at `index`, if it is a known turn: the template's text before it,
         and the turn's ids."""
         text = segments[index].text
-        if not text.startswith(self._prefix) or not self.opens(segments[:index]):
+        if not text.startswith(self.prefix) or not self.opens(segments[:index]):
             return None
         return self.known(tenant, text)
 
@@ -71,9 +72,13 @@ class Turns:
         """Whether a turn may stand behind these segments."""
         return bool(self._before) and list(before[-len(self._before) :]) == self._before
 
+    def remembers(self, tenant: str) -> bool:
+        """Whether any turn of this tenant is known."""
+        return bool(self._memory.texts_of(tenant))
+
     def known(self, tenant: str, text: str) -> tuple[str, bytes] | None:
         """As `recall`, of a text where a turn may stand."""
-        if not text.startswith(self._prefix):
+        if not text.startswith(self.prefix):
             return None
-        ids = self._memory.get(tenant, text[len(self._prefix) :])
-        return None if ids is None else (self._prefix, ids)
+        ids = self._memory.get(tenant, text[len(self.prefix) :])
+        return None if ids is None else (self.prefix, ids)
