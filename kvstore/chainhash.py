@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 HASH_VERSION = "wr-block-1"
 KEY_BYTES = 16
-KERNELS = NativeSource("chain", Path(__file__).parent, ("chain.cpp",))
+KERNELS = NativeSource("chain", Path(__file__).parent, ("chain.cpp", "runs.cpp"))
+PERSON = HASH_VERSION.encode().ljust(16, b"\0")
 _PERSON = HASH_VERSION.encode()
 
 
@@ -52,13 +53,12 @@ def native_chain() -> ChainHash:
     data, number = ctypes.c_char_p, ctypes.c_long
     signatures = {"wr_chain": [data, number, data, data, data, number, number, data]}
     function = declare(load_object(KERNELS), signatures).wr_chain
-    person = _PERSON.ljust(16, b"\0")
 
     def run(cluster_key: bytes, parent: bytes, tokens: bytes, block_bytes: int) -> bytes:
         blocks = len(tokens) // block_bytes
         keys = ctypes.create_string_buffer(KEY_BYTES * blocks)
         key_bytes = len(cluster_key)
-        function(cluster_key, key_bytes, person, parent, tokens, blocks, block_bytes, keys)
+        function(cluster_key, key_bytes, PERSON, parent, tokens, blocks, block_bytes, keys)
         return keys.raw
 
     return run

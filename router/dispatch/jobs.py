@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
 from events.request import SamplingParams
-from kvstore.chaincache import ChainCache
+from kvstore.chaincache import chain_cache
 from kvstore.identity import KeyChain, Namespace, chain
 from router.dispatch.job import Job
 from router.fleet.expected import MAIN
@@ -39,7 +39,7 @@ class JobMaker:
         self._cluster_key = cluster_key
         self._model = model
         self._config = config
-        self._known_runs = ChainCache()
+        self._known_runs = chain_cache()
 
     def pool(self, revision: str = MAIN) -> Pool | None:
         """Of the revision's pools the one with most linked replicas: whose limits are told."""

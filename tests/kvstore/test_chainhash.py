@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.load import KVLayout
-from kvstore.chaincache import ChainCache
+from kvstore.chaincache import ChainCache, NativeRuns
 from kvstore.chainhash import native_chain, python_chain
 from kvstore.identity import Namespace, chain
 
@@ -44,6 +44,23 @@ def test_C1_known_runs_give_the_same_keys(cuts: list[tuple[int, int]], parents: 
         tokens = tokens[: 8 * blocks + 5]
         assert cache(b"k", parent, tokens, 8) == python_chain(b"k", parent, tokens, 8)
         assert len(cache) <= 5
+
+
+@given(
+    cuts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 90)), max_size=12),
+    parents=st.lists(st.sampled_from([b"a" * 16, b"b" * 16]), min_size=12, max_size=12),
+    sizes=st.sampled_from([(6, 2), (5, 1), (64, 8)]),
+)
+def test_C1_native_runs_give_the_same_keys(
+    cuts: list[tuple[int, int]], parents: list, sizes: tuple[int, int]
+) -> None:
+    cache = NativeRuns(*sizes, max_bytes=3_000)
+    for (kind, blocks), parent in zip(cuts, parents, strict=False):
+        tokens = bytes(range(200)) * 2 + bytes([kind]) * 8 * blocks
+        tokens = tokens[: 8 * blocks + 5]
+        asked = (b"k", parent, tokens, 8)
+        assert cache(*asked) == python_chain(*asked) == cache(*asked)
+        assert cache.size_bytes <= 3_000
 
 
 def test_a_chain_leaves_its_runs_behind() -> None:
