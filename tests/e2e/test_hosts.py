@@ -147,14 +147,14 @@ async def hosts(tmp_path: Path, tiny_model: Path) -> AsyncIterator[TwoHosts]:
 async def test_a_prompt_travels_from_host_to_host_and_both_may_die(hosts: TwoHosts) -> None:
     store = host_store_name(str(hosts.folder / "p0.sock"))
     await hosts.until([store], lambda listed: listed["d0"]["hello"]["peers"])
-    for _ in range(8):
-        prompt = fresh(600)
-        text, made, cached = await hosts.ask(prompt)
-        assert made["replica"] == "d0"
-        if made["hand_off"] == "split" and cached:
-            break
+    # On a busy machine that may cost more, until what was learnt of a slow hand-off fades.
+    async with asyncio.timeout(PATIENCE_S):
+        cached = 0
+        while not cached:
+            prompt = fresh(600)
+            text, made, cached = await hosts.ask(prompt)
+            assert made["replica"] == "d0"
     assert (made["hand_off"], made["prefilled_by"]) == ("split", "p0")
-    assert cached > 0
     assert SECRET not in "".join(log.read_text() for log in hosts.folder.glob("*.log"))
     # The other host dies with all that it held: the same words, computed where they are answered.
     hosts.children["kvd-p0"].kill()

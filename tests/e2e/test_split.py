@@ -8,18 +8,19 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import APITimeoutError, OpenAI
 
 from tests.e2e.conftest import MODEL
 from tests.e2e.test_lifecycle import healthy, replica_process
 from tests.e2e.test_rows import complete, fresh
 from tests.e2e.up import Up, descendants
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
 TOKENS = 24
@@ -136,24 +137,38 @@ class Asked:
         return self.result
 
 
-def stopped(up: Up, client: OpenAI, then: Callable[[int], None]) -> dict[str, Any]:
-    """A request whose prompt is being computed by a process that stands still, until `then`."""
-    handed_off(up, client)
-    pid, prompt = replica_process(up, "p0"), fresh(600)
+@contextlib.contextmanager
+def stands_still(up: Up, name: str) -> Iterator[int]:
+    """The replica's process, stopped."""
+    pid = replica_process(up, name)
     os.kill(pid, signal.SIGSTOP)
     try:
-        asked = Asked(up, client, prompt)
-        wait_until(lambda: running(up) == 1.0 or asked.result is not None, what="it is handed off")
-        assert asked.result is None, asked.result[1]["hand_off"]
-        then(pid)
-        text, made, _ = asked.end()
+        yield pid
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    assert made["replica"] == "d0"
-    wait_until(lambda: running(up) == 0.0, what="nothing is under way")
-    assert text == ask(up, client, prompt)[0]
-    return made
+
+
+def stopped(up: Up, client: OpenAI, then: Callable[[int], None]) -> dict[str, Any]:
+    """A request whose prompt is being computed by a process that stands still, until `then`: as
+    soon as one is handed off at all, which on a busy machine may cost more."""
+    deadline_s = time.monotonic() + 2 * PATIENCE_S
+    while time.monotonic() < deadline_s:
+        handed_off(up, client)
+        prompt = fresh(600)
+        with stands_still(up, "p0") as pid:
+            asked = Asked(up, client, prompt)
+            wait_until(lambda: running(up) or asked.result, what="it is placed")  # noqa: B023
+            begun = asked.result is None
+            if begun:
+                then(pid)
+            text, made, _ = asked.end()
+        assert made["replica"] == "d0"
+        wait_until(lambda: running(up) == 0.0, what="nothing is under way")
+        assert text == ask(up, client, prompt)[0]
+        if begun:
+            return made
+    raise AssertionError(made["hand_off"])
 
 
 def test_the_tokens_are_those_of_one_place_for_both(split: Up, client: OpenAI) -> None:
@@ -177,20 +192,18 @@ def test_K2_one_that_hangs_is_not_waited_for(split: Up, client: OpenAI) -> None:
 
 
 def test_O1_who_leaves_takes_the_work_along(split: Up, client: OpenAI) -> None:
-    handed_off(split, client)
-    pid = replica_process(split, "p0")
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    def left() -> bool:
+        handed_off(split, client)
         with (
+            stands_still(split, "p0"),
             speaker(split).with_options(timeout=0.5) as hurried,
-            pytest.raises(Exception, match="timed out"),
         ):
-            complete(hurried, fresh(600), TOKENS)
-        wait_until(lambda: running(split) == 0.0, 5, what="nothing is under way")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-    assert 'verdict="client_gone"' in split.call("GET", "/metrics")[1]
+            with contextlib.suppress(APITimeoutError):
+                complete(hurried, fresh(600), TOKENS)
+            wait_until(lambda: running(split) == 0.0, what="nothing is under way")
+        return 'verdict="client_gone"' in split.call("GET", "/metrics")[1]
+
+    wait_until(left, 2 * PATIENCE_S, what="one left while its prompt was computed")
     wait_until(lambda: healthy(split) == {"p0", "d0"}, 60, what="it is well again")
 
 
@@ -201,7 +214,7 @@ def test_K6_a_store_that_dies_costs_nothing_but_time(split: Up, client: OpenAI) 
     prompt = fresh(600)
     text, made, _ = ask(split, client, prompt)
     assert made["replica"] == "d0"
-    assert made["hand_off"] in ("split", "not_written", "costs_more")
+    assert made["hand_off"] in ("split", "not_written", "costs_more", "late")
     wait_until(lambda: "kvd is back" in split.output, 60, what="it is started again")
     assert ask(split, client, prompt)[0] == text
     handed_off(split, client)
@@ -222,19 +235,14 @@ def test_K2_another_one_computes_what_one_that_hangs_or_dies_does_not(twos: Up, 
 def hang(up: Up, dies: bool) -> None:
     """Requests while one of those that compute stands still, or is killed then; all are answered,
     and rightly."""
-    pid = replica_process(up, "p0")
     with speaker(up) as client:
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stands_still(up, "p0") as pid:
             prompts = [fresh(600) for _ in range(6)]
             asked = [Asked(up, client, prompt) for prompt in prompts]
             wait_until(lambda: running(up) or all(one.result for one in asked))
             if dies:
                 os.kill(pid, signal.SIGKILL)
             answers = [one.end() for one in asked]
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
         wait_until(lambda: running(up) == 0.0, what="nothing is under way")
         all_well(up, 2)
         for prompt, (text, made, _) in zip(prompts, answers, strict=True):

@@ -20,7 +20,7 @@ from tests.events.conftest import Town
 from tests.events.helpers import CLUSTER, ListEngine, MirrorListener, config, hello, stored
 from tests.events.world import WIDE
 from tests.processes import go_on, stand_still
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 LOAD = replica_subject(CLUSTER, "r0", "load")
 QUICK = {"digest_tick_ms": 5.0, "heartbeat_ms": 25.0, "hello_ms": 200.0}
@@ -152,7 +152,7 @@ async def test_E12_a_hanging_server_never_blocks_the_publisher(ends: Ends, town:
     stand_still(town.server.pid)
     try:
         payload = bytes(100_000)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             for _ in range(500):
                 await ends.replica.publish(LOAD, payload)
                 await asyncio.sleep(0)

@@ -10,6 +10,7 @@ import zmq
 import zmq.asyncio
 
 from events.kvevents import END_OF_REPLAY
+from tests.waiting import PATIENCE_S
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -54,7 +55,7 @@ def as_array(event: dict[str, Any]) -> list[Any]:
 
 async def _bind(socket: zmq.asyncio.Socket, address: str) -> None:
     """Bind; an address that was just left may be taken for a moment, by who dials it again."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 socket.bind(address)
@@ -100,7 +101,7 @@ class KvPublisher:
 
     async def subscribed(self) -> None:
         """Until somebody hears what is sent from now on."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not (await self._live.recv()).startswith(b"\x01"):
                 pass
 

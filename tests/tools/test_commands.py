@@ -16,6 +16,7 @@ import pytest
 from configs.load import ConfigError
 from tests.fakes.tiny_model import write_tiny_gguf
 from tools import cli
+from tools.errors import CommandError
 from tools.up import present
 from tools.up.command import READY, few_blocks, options_of
 
@@ -125,11 +126,11 @@ def test_too_few_blocks_for_one_context_are_warned_of(tmp_path: Path) -> None:
 
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     script = (
-        "import sys, types, tools.cli as cli\n"
+        "import sys, types, tools.cli as cli, tools.commands as commands\n"
         "many = types.ModuleType('many')\n"
         "many.main = lambda words: [print('x' * 99) for _ in range(10_000)] and 0\n"
         "sys.modules['many'] = many\n"
-        "cli.COMMANDS['warm'] = ('many', '')\n"
+        "commands.COMMANDS['warm'] = ('many', '')\n"
         "sys.exit(cli.main(['warm']))\n"
     )
     command = f'{sys.executable} -c "$SCRIPT" | head -n 1'
@@ -142,6 +143,37 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     )
     assert run.stdout == "x" * 99 + "\n"
     assert run.stderr == ""
+
+
+def test_ctrl_c_while_the_command_line_is_still_read_is_no_traceback() -> None:
+    """A real signal, in the midst of what is imported first."""
+    script = (
+        "import os, signal, sys, tools.cli as cli\n"
+        "class Hasty:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'configs.load':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "for name in [name for name in sys.modules if name.startswith('configs')]:\n"
+        "    sys.exit(f'{name} was imported before anything could be said')\n"
+        "sys.meta_path.insert(0, Hasty())\n"
+        "sys.exit(cli.main(['up']))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
+
+
+def test_adapters_that_are_not_there_are_refused_before_a_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARMROUTE_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(CommandError, match=r"--lora: no folder at .*/none"):
+        options_of(["--lora", f"x={tmp_path / 'none'}"])
+    with pytest.raises(CommandError, match="NAME=PATH"):
+        options_of(["--lora", "x"])
+    with pytest.raises(CommandError, match="is taken"):
+        options_of(["--lora", f"x={tmp_path}", "--lora", f"x={tmp_path}"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_4_bit_weights_are_refused_before_anything_starts(tiny_model: Path, tmp_path: Path) -> None:

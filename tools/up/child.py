@@ -17,6 +17,10 @@ STOP_S = 25.0
 """How long a child may drain before it is killed."""
 
 
+class SlowStartError(CommandError):
+    """It may only need more time."""
+
+
 class Child:
     """A child of `warmroute up`. It runs in a session of its own, so that Ctrl-C reaches only the
     parent, which then stops the children in order; `--die-with-parent` covers kill -9."""
@@ -31,7 +35,8 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, timeout_s: float) -> str:
-        """Start and wait for its `READY <url>` line; returns the url. Raises CommandError."""
+        """Start and wait for its `READY <url>` line; returns the url. Raises CommandError, and
+        SlowStartError where it was stopped for taking too long."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -46,8 +51,9 @@ class Child:
                 return await self._ready_url()
         except TimeoutError:
             await self.stop()
-            raise CommandError(
-                f"{self.name} was not ready within {timeout_s:.0f} s; its log: {self._log}"
+            raise SlowStartError(
+                f"{self.name} was not ready within {timeout_s:.0f} s and was stopped; "
+                f"it said last: {self.last_words()}"
             ) from None
 
     async def _ready_url(self) -> str:

@@ -20,7 +20,7 @@ from events.errors import WarmrouteError
 from events.server import EmbeddedNats
 from tools.admin import AdminClient
 from tools.errors import CommandError
-from tools.up.child import STOP_S, Child, RestartBudget
+from tools.up.child import STOP_S, Child, RestartBudget, SlowStartError
 from tools.up.options import (
     UpOptions,
     backend_names,
@@ -36,11 +36,17 @@ from tools.up.state import ClusterState, lock, open_state, write_cluster
 from tools.up.together import together
 
 READY_S = 120.0
+PATIENT_S = 600.0
+"""The most that a child is given that was too slow to start again; each time it gets twice as long
+as the time before."""
+START_TRIES = 6
+"""That many failed starts in a row are given up."""
 LINK_S = 30.0
 LINK_POLL_S = 0.05
 SAY_S = 1.0
 """Beyond it whoever waits is told what for."""
 RESTART_PAUSE_S = 1.0
+"""Behind a failed start, and twice as long behind each further one."""
 _PORT = "WARMROUTE_ROUTER__PORT"
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -248,7 +254,7 @@ class LocalCluster:
         self._watchers.append(asyncio.create_task(self._keep_alive(child)))
 
     async def _keep_alive(self, child: Child) -> None:
-        """Start it again whenever it ends; one that fails to start has just ended once more."""
+        """Start it again whenever it ends."""
         budget = RestartBudget()
         while True:
             status = await child.wait()
@@ -257,12 +263,11 @@ class LocalCluster:
                 return
             self._say(f"{child.name} ended ({_reason(child, status)}): starting it again")
             try:
-                await child.start(READY_S)
+                await start_patiently(child, self._say)
             except CommandError as error:
-                self._say(str(error))
-                await asyncio.sleep(RESTART_PAUSE_S)
-            else:
-                self._say(f"{child.name} is back")
+                self._fail(str(error))
+                return
+            self._say(f"{child.name} is back")
 
     async def _keep_bus(self, nats: EmbeddedNats) -> None:
         budget = RestartBudget()
@@ -307,6 +312,29 @@ class LocalCluster:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+async def start_patiently(
+    child: Child, say: Say, ready_s: float = READY_S, pause_s: float = RESTART_PAUSE_S
+) -> None:
+    """Try until it is ready: one that was too slow gets more time, one that ends by itself is left
+    alone for longer and longer. Raises CommandError after START_TRIES."""
+    most_s = ready_s * PATIENT_S / READY_S
+    for tries in range(1, START_TRIES + 1):
+        try:
+            await child.start(ready_s)
+        except SlowStartError as error:
+            failure, ready_s = error, min(most_s, 2 * ready_s)
+            again = f"trying again, with up to {ready_s:.0f} s"
+        except CommandError as error:
+            failure, again = error, f"trying again in {pause_s:.0f} s"
+        else:
+            return
+        if tries < START_TRIES:
+            say(f"{failure}: {again}")
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+    raise CommandError(f"given up after {START_TRIES} tries: {failure}")
 
 
 def _reason(child: Child, status: int) -> str:

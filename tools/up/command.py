@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from configs.model.adapter import AdapterFile
@@ -184,12 +184,15 @@ def options_of(argv: Sequence[str]) -> UpOptions:
         check_id(flags.cluster)
     except ValueError as error:
         raise CommandError(f"--cluster: {error}") from None
+    model_name = flags.model_name or (flags.model.stem.lower() if flags.model else DEFAULT_NAME)
+    adapters = _adapter_folders(flags.lora, model_name)
+    # Behind all that flags alone can say: it may have to be downloaded.
     model = flags.model or default_model(progress=_say)
     if not model.exists():
         raise CommandError(f"no model at {model}")
+    _try_adapters(adapters, model)
     if flags.weights == "q4":
         require_q4(open_weights(model), model)
-    model_name = flags.model_name or (model.stem.lower() if flags.model else DEFAULT_NAME)
     return UpOptions(
         state=flags.state or default_folder(flags.cluster),
         model=model.resolve(),
@@ -217,13 +220,12 @@ def options_of(argv: Sequence[str]) -> UpOptions:
             "kv_blocks": flags.kv_blocks,
             "threads": flags.threads,
         },
-        adapters=_adapters(flags.lora, model, model_name),
+        adapters=adapters,
     )
 
 
-def _adapters(given: Sequence[str], model: Path, model_name: str) -> dict[str, Path]:
-    """Folders by name, each tried out against the model: what can't be served is told before
-    anything starts. Raises CommandError."""
+def _adapter_folders(given: Sequence[str], model_name: str) -> dict[str, Path]:
+    """By name, each of them there. Raises CommandError."""
     found: dict[str, Path] = {}
     for each in given:
         name, _, path = each.partition("=")
@@ -231,14 +233,24 @@ def _adapters(given: Sequence[str], model: Path, model_name: str) -> dict[str, P
             raise CommandError(f"--lora takes NAME=PATH, not '{each}'")
         if name in found or name == model_name:
             raise CommandError(f"--lora: '{name}' is taken")
-        found[name] = Path(path).resolve()
-    try:
-        for name, folder in found.items():
+        folder = found[name] = Path(path).resolve()
+        try:
             AdapterConfig(name=name, path=str(folder))
+        except ValueError as error:
+            raise CommandError(f"--lora: {error}") from None
+        if not folder.is_dir():
+            raise CommandError(f"--lora: no folder at {folder}")
+    return found
+
+
+def _try_adapters(folders: Mapping[str, Path], model: Path) -> None:
+    """Each against the model: what can't be served is told before anything starts. Raises
+    CommandError."""
+    try:
+        for folder in folders.values():
             AdapterFile(folder, open_weights(model).shape)
     except ValueError as error:
         raise CommandError(f"--lora: {error}") from None
-    return found
 
 
 def _say(line: str) -> None:

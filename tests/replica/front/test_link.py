@@ -23,7 +23,7 @@ from tests.collector import no_collector
 from tests.fakes.engine import inside, refuse_from
 from tests.fakes.vocabulary import END_ID
 from tests.replica.front.rig import request, rig
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 async def test_a_request_from_submit_to_finish() -> None:
@@ -333,7 +333,7 @@ async def test_R20_what_does_not_finish_in_time_is_sent_away() -> None:
             error = (await router.answer(child=child)).finish.error
             assert (error.status, error.code, error.reroute) == (503, "draining", True)
         assert router.answers["r1", 1, 0].text == "so far"
-        await asyncio.wait_for(front.front.attempts.drained(), 5)
+        await asyncio.wait_for(front.front.attempts.drained(), PATIENCE_S)
         assert not front.engine.open
 
 
@@ -388,4 +388,4 @@ async def test_R20_a_drain_is_told_first_waits_and_then_sends_away() -> None:
         assert not draining.done()
         order.hurried.set()
         assert (await router.answer("slow")).finish.error.code == "draining"
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, PATIENCE_S)

@@ -29,6 +29,7 @@ from router.serving.pump import Pump
 from router.telemetry.metrics import Metrics
 from tests.router.gateway.house import events
 from tests.router.gateway.kit import Deaf, PlainChooser, job
+from tests.waiting import PATIENCE_S
 
 HEAD = ReplyHead("chatcmpl-1", 1, "tiny", "fp")
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -152,7 +153,7 @@ class Rig:
             await self.arrive(delta)
             if rests:
                 await turn()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, PATIENCE_S)
 
     async def arrive(self, *deltas: CoreDelta) -> None:
         """In one frame, as the link takes it."""

@@ -69,20 +69,21 @@ async def test_O4_a_burst_of_ten_times_the_capacity_is_over_when_it_is_over(
                 assert 1 <= int(response.headers["Retry-After"]) <= 60
             await response.read()
 
-    asked = []
+    asked, began_s = [], time.monotonic()
     for _ in range(int(6 * 10 * CAPACITY_PER_S)):
         asked.append(asyncio.create_task(one()))
         await asyncio.sleep(1 / (10 * CAPACITY_PER_S))
         most = max(most, queue.requests)
     ended_s = time.monotonic()
+    slow = (ended_s - began_s) / 6  # as a busy machine makes them come later, all else is later too
     await asyncio.gather(*asked)
     await one()
-    assert time.monotonic() - ended_s < 5.0
-    assert served[-1] < 1.0
+    assert time.monotonic() - ended_s < slow * 5.0
+    assert served[-1] < slow * 1.0
     assert set(statuses) == {200, 429}
     assert most <= 50
     # Unrefused, the last of a hundred in the queue would wait for 5 s; a busy machine adds its own.
-    assert sorted(served)[int(0.95 * len(served))] < DEADLINE_S + 2 * SERVICE_S + 1.5
+    assert sorted(served)[int(0.95 * len(served))] < DEADLINE_S + slow * (2 * SERVICE_S + 1.5)
     assert len(served) > 0.7 * 6 * CAPACITY_PER_S
     await house.settled()
 

@@ -24,7 +24,7 @@ from tests.router.gateway.house import (
     events,
     status_of,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.mark.parametrize(("path", "body"), ENDPOINTS)
@@ -261,7 +261,7 @@ async def test_R20_the_gateway_drains(house: House, http: aiohttp.ClientSession)
         assert not drained.done()
         release.set()
         assert (await response.read()).endswith(DONE)
-    await asyncio.wait_for(drained, 5)
+    await asyncio.wait_for(drained, PATIENCE_S)
 
 
 async def test_O7_gauges_return_to_zero_after_chaos(build, http: aiohttp.ClientSession) -> None:

@@ -274,7 +274,7 @@ async def test_R20_a_router_that_drains_stops_its_copies_at_once(
     await newcomer.__aenter__()
     newcomer.announce(house.fleet)
     await newcomer.wait_calls(1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(house.config.router.drain_s / 2):
         await house.gateway.drain()
     await newcomer.calls[0].aborted.wait()
     await house.settled()

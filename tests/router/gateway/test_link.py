@@ -19,7 +19,7 @@ from router.dispatch.failover import RetryBudget
 from router.dispatch.introduction import LinkTarget
 from tests.fakes.scripts import Call, die_in_stream, echo, refuse, silent
 from tests.router.gateway.rig import Rig, collect
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 BUSY = CoreError(status=429, message="full", code="queue_full", retry_after_s=3, reroute=True)
 
@@ -221,7 +221,7 @@ async def test_O5_a_slow_reader_is_held_then_aborted(rig: Rig) -> None:
     with run:
         await run.next(1.0)
         call = rig.replicas[0].calls[0]
-        await asyncio.wait_for(call.aborted.wait(), 5)
+        await asyncio.wait_for(call.aborted.wait(), PATIENCE_S)
         assert call.held.is_set()
         with pytest.raises(UserError) as caught:
             await run.next(1.0)
@@ -288,7 +288,7 @@ async def test_R15_a_socket_that_takes_nothing_is_given_up(
         link.control(Abort(request_id="x" * 1_000_000, attempt=1))
         await asyncio.sleep(0)
     await until(lambda: link.unsent_s > 0)
-    assert await asyncio.wait_for(asking, 5) == "one two three"
+    assert await asyncio.wait_for(asking, PATIENCE_S) == "one two three"
     assert rig.chooser.statuses == ["transport", "ok"]
     assert rig.links.get("r1").unsent_s == 0
 
@@ -319,7 +319,7 @@ async def test_E8_a_larger_boot_ends_what_runs_on_the_old_life(rig: Rig) -> None
     await rig.replicas[0].wait_calls(1)
     rig.replicas[0].boot = 9
     rig.targets[0] = LinkTarget("r0", 9, rig.replicas[0].url)
-    assert await asyncio.wait_for(task, 5) == "one two three"
+    assert await asyncio.wait_for(task, PATIENCE_S) == "one two three"
     assert rig.chooser.statuses == ["transport", "ok"]
 
 

@@ -29,6 +29,7 @@ from router.serving.sse import KEEP_ALIVE
 from router.telemetry.metrics import Metrics
 from tests.router.gateway.house import events
 from tests.router.gateway.pipe import HEAD, MESSAGES, Rig, Writer, content, deltas_of, turn
+from tests.waiting import PATIENCE_S
 
 
 def whole(n: int, logprobs: int | None, texts: TokenTexts, deltas: Sequence[CoreDelta]) -> Any:
@@ -129,7 +130,7 @@ async def test_deltas_of_one_frame_pass_as_one_chunk_and_are_noted_as_one(
     assert rig.tokens == 1 + len(middle)
     assert b"warmroute_itl_seconds_count 4.0" in rig.metrics.text()
     await rig.arrive(last)
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert content(rig.writer.got)[0]["text"] == 'ab"\n\x01'
     assert rig.reply.progress.choices[0].token_ids == [65] * 5
 
@@ -147,7 +148,7 @@ async def test_what_follows_the_end_in_its_own_frame_does_not_overtake_it(
     frame = table.take(encode(StepFrame(deltas=(end, late))))
     assert isinstance(frame, StepFrame)
     await table.spread(frame.deltas)
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert table.late_deltas == 1
     assert content(rig.writer.got)[0]["text"] == "a"
 
@@ -171,7 +172,7 @@ async def test_what_waits_is_not_overtaken_by_what_a_chute_lets_pass_that_was_op
     await table.spread(frame.deltas)
     await rig.arrive(third)
     await rig.arrive(end)
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert content(rig.writer.got)[0]["text"] == "abc"
     assert rig.reply.progress.choices[0].text == "abc"
 
@@ -188,7 +189,7 @@ async def test_a_frame_that_only_the_decoder_can_read_is_not_overtaken(
     await rig.arrive(msgspec.structs.replace(second, usage=Usage(-7, 3, 2)))
     await rig.arrive(third)
     await rig.arrive(end)
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert content(rig.writer.got)[0]["text"] == "abc"
 
 
@@ -207,7 +208,7 @@ async def test_a_socket_that_fails_ends_its_own_stream_and_no_other(
     await rig.arrive(first)
     await turn()
     await rig.arrive(second)
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert DONE not in rig.writer.got
     assert len(rig.link.frames) == 1, "the replica is told to stop"
 
@@ -232,7 +233,7 @@ async def test_what_the_reader_can_not_show_ends_his_stream_and_nothing_else(
     assert rig.link.sink.put(good, time.monotonic())
     await turn()
     assert rig.link.sink.put(bad, time.monotonic()), "the link goes on"
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert DONE not in rig.writer.got
     assert set(json.loads(events(rig.writer.got)[-1])) == {"error"}
     assert not rig.writer.clean

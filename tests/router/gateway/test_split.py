@@ -16,7 +16,7 @@ from events.load import DECODE, PREFILL, PrefillFit
 from tests.fakes.replica import FakeReplica
 from tests.fakes.scripts import BLOCK_TOKENS, Call, Script, echo, refuse, silent
 from tests.router.gateway.house import ADMIN_KEY, COMPLETION, House, events
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 LONG = {**COMPLETION, "prompt": "a long prompt about many things " * 30}
 STORE = ("host:/kvd",)
@@ -223,7 +223,7 @@ async def test_K2_silence_is_noticed_long_before_the_time_is_over(
         await call.aborted.wait()
 
     computes.script = falls_silent
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await ask(house, http)
     assert answer["choices"][0]["text"] == "one two three"
     made = await decision_of(house, http, answer)

@@ -14,6 +14,7 @@ from configs.schema import BackendConfig, BusConfig, ClusterConfig, ModelConfig
 from events.server import EmbeddedNats
 from tests.fakes.kv_publisher import KvPublisher
 from tests.router.gateway.house import SECRET
+from tests.waiting import PATIENCE_S
 from tools.bridge.command import main
 from tools.errors import CommandError
 
@@ -49,7 +50,7 @@ async def test_it_runs_until_it_is_told_to_stop(tmp_path: Path, tiny_model: Path
                 *(sys.executable, "-m", "tools.cli", *words), stdout=asyncio.subprocess.PIPE
             )
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(PATIENCE_S):
                     assert (await process.stdout.readline()).startswith(b"READY http://127.0.0.1:9")
                     await engine.subscribed()
                     process.send_signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.kv_publisher import KvPublisher, removed, stored
 from tests.tools.bridge.test_cache import SALT, Told
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tools.bridge.follow import Follower
 from tools.bridge.sequence import Sequence, Verdict
 from tools.bridge.source import Endpoints, EngineGoneError, EventSource
@@ -82,7 +82,7 @@ async def test_an_engine_that_connects_is_listened_for_life_after_life() -> None
                 await following.holds(engine.number)
                 await engine.restart()
                 with pytest.raises(EngineGoneError):
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(PATIENCE_S):
                         await following.task
 
 
@@ -124,7 +124,7 @@ async def test_E8_a_restart_ends_this_life(engine: KvPublisher) -> None:
         await following.holds(1)
         await engine.restart()
         with pytest.raises(EngineGoneError):
-            await asyncio.wait_for(following.task, 10)
+            await asyncio.wait_for(following.task, PATIENCE_S)
 
 
 async def test_a_message_that_cannot_be_read_costs_what_is_known(engine: KvPublisher) -> None:

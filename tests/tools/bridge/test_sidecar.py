@@ -19,7 +19,7 @@ from router.tenancy.tenants import scope_salt, scope_tag
 from tests.fakes.kv_publisher import CLEARED, KvPublisher, removed, stored
 from tests.router.backends.house import ForeignHouse
 from tests.router.gateway.house import KEYS, SECRET
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tools.bridge.discover import discover
 from tools.bridge.sidecar import Sidecar, open_salts
 
@@ -116,7 +116,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def believes(house: BridgedHouse, http, key: str | None, blocks: int) -> None:
     """Until the router believes in so many blocks on f0."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while (await house.overlap(http, key))["f0"] != blocks:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
