@@ -45,6 +45,7 @@ class ForeignAttempt:
         self._started_s = time.monotonic()
         self._heard_s = self._started_s
         self._held_up_s: float | None = None
+        self._held_up_ms = 0.0
         self.given_up = False
         self._wait: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -54,6 +55,12 @@ class ForeignAttempt:
     def elapsed_ms(self) -> float:
         """Since the choice."""
         return 1000 * (time.monotonic() - self._started_s)
+
+    @property
+    def served_ms(self) -> float:
+        """Since the choice, that left out in which the client took no more: what the backend took,
+        as far as can be told."""
+        return self.elapsed_ms - self._held_up_ms
 
     @property
     def silent_s(self) -> float:
@@ -68,7 +75,9 @@ class ForeignAttempt:
         try:
             yield
         finally:
-            self._heard_s += time.monotonic() - self._held_up_s
+            held_up_s = time.monotonic() - self._held_up_s
+            self._heard_s += held_up_s
+            self._held_up_ms += 1e3 * held_up_s
             self._held_up_s = None
 
     def wait_until(self, loop_s: float) -> asyncio.Timeout:

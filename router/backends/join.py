@@ -25,6 +25,9 @@ from router.backends.tail import ToldUsage
 from router.fleet.expected import pool_name
 from router.fleet.fleet import Fleet
 
+UNHINDERED = 0.9
+"""The least part of a stream's time in which its client took what came."""
+
 
 class Seat:
     """One backend's place. `bridge_boot` is its bridge's life, None without one. `quiet`: attempts
@@ -103,13 +106,17 @@ class Seat:
                 attempt.give_up()
 
     def learn(self, attempt: ForeignAttempt, usage: ToldUsage) -> None:
-        """From a whole answer, before its `carrying` ends."""
-        self.silence.answered(usage.completion_tokens, attempt.elapsed_ms)
+        """From a whole answer, before its `carrying` ends. A plain one was all there before its
+        client could hold it up; of a stream that was held up nobody knows what it took."""
         if attempt.ttft_ms is None:
+            self.silence.answered(usage.completion_tokens, attempt.served_ms)
             return
         if self._alone[attempt] and usage.cached_tokens is not None:
             new_tokens = max(1, usage.prompt_tokens - usage.cached_tokens)
             self.rates.prefilled(new_tokens, attempt.ttft_ms)
+        if attempt.served_ms < UNHINDERED * attempt.elapsed_ms:
+            return
+        self.silence.answered(usage.completion_tokens, attempt.elapsed_ms)
         duration_ms = attempt.elapsed_ms - attempt.ttft_ms
         self.rates.decoded(len(self._alone), usage.completion_tokens, duration_ms)
 

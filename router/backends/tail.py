@@ -7,19 +7,14 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-import msgspec
+from router.backends.nesting import Nesting
 
 KEPT_BYTES = 32 * 1024
-UNMEASURED_BYTES = 8 * 1024 * 1024
-"""Kept where neither a length nor chunks tell the end: to hang up is the end then, and may be a cut
-behind any brace."""
-
 
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 """Quotes inside of a JSON string are escaped: it does not match what a model wrote."""
 
 _json = json.JSONDecoder()
-_any = msgspec.json.Decoder(msgspec.Raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +34,21 @@ class Tail:
     broken = False
 
     def __init__(self, measured: bool = True) -> None:
-        """`measured`: the server tells where the answer ends."""
-        self._most_bytes = KEPT_BYTES if measured else UNMEASURED_BYTES
+        """`measured`: the server tells where the answer ends. Where neither a length nor chunks do,
+        to hang up is the end, and may be a cut behind any brace."""
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
-        self._checked = not measured
+        self._nesting = None if measured else Nesting()
 
     def feed(self, data: bytes) -> bytes:
         """All of it."""
-        kept = data[-self._most_bytes :]
-        self._checked &= len(kept) == len(data)
+        if self._nesting is not None:
+            self._nesting.feed(data)
+        kept = data[-KEPT_BYTES:]
         self._kept.append(kept)
         self._kept_bytes += len(kept)
-        while self._kept_bytes - len(self._kept[0]) >= self._most_bytes:
+        while self._kept_bytes - len(self._kept[0]) >= KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft())
-            self._checked = False
         return data
 
     def rest(self) -> bytes:
@@ -63,15 +58,10 @@ class Tail:
     @property
     def complete(self) -> bool:
         """Whether the answer came to its proper end: the last brace of JSON. Where the server does
-        not tell the end, all of it must be JSON, if it could be kept."""
-        kept = b"".join(self._kept)
-        if not self._checked:
-            return kept[-256:].rstrip().endswith(b"}")
-        try:
-            _any.decode(kept)
-        except (msgspec.DecodeError, RecursionError):
+        not tell the end, it must close all that was opened before."""
+        if self._nesting is not None and not self._nesting.closed:
             return False
-        return True
+        return b"".join(self._kept)[-256:].rstrip().endswith(b"}")
 
     def usage(self) -> ToldUsage | None:
         """The last usage that was told."""

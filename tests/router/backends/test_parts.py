@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.backends.body import rewrite
@@ -22,6 +25,46 @@ def test_memory_is_bounded() -> None:
     for size in (1_000_000, *[1_000] * 1_000):
         tail.feed(b"y" * size)
     assert tail._kept_bytes <= KEPT_BYTES + 1_000
+
+
+ANSWERS = st.dictionaries(
+    st.text(max_size=4),
+    st.recursive(
+        st.none() | st.integers() | st.text(alphabet='"\\\\{}[]x\n', max_size=12),
+        lambda some: st.lists(some, max_size=3) | st.dictionaries(st.text(max_size=3), some),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@given(ANSWERS, st.booleans(), st.lists(st.integers(1, 9), min_size=1, max_size=5))
+@settings(max_examples=50)
+def test_R17_an_answer_of_no_told_length_is_whole_at_its_last_brace_and_nowhere_else(
+    answer: dict, escaped: bool, sizes: list[int]
+) -> None:
+    """In whatever parts it comes."""
+    text = json.dumps(answer, ensure_ascii=escaped).encode()
+    tail, at = Tail(measured=False), 0
+    for size in itertools.cycle(sizes):
+        tail.feed(text[at : at + size])
+        at += size
+        assert tail.complete == (at >= len(text))
+        if at >= len(text):
+            break
+
+
+def test_R17_a_long_answer_of_no_told_length_is_not_taken_for_whole_where_it_is_cut() -> None:
+    """Beyond what anybody would keep."""
+    tail = Tail(measured=False)
+    tail.feed(b'{"choices": [')
+    for _ in range(200):
+        tail.feed(b'{"text": "' + b'a \\" } ' * 10_000 + b'"},')
+    tail.feed(b'{"text": "x"}')
+    assert not tail.complete
+    tail.feed(b'], "usage": {}}')
+    assert tail.complete
+    assert tail._kept_bytes <= 2 * KEPT_BYTES
 
 
 @pytest.mark.parametrize("told", [b'"usage": {broken', b'"usage": null', b"{}", b'"usage":{"a":1}'])

@@ -13,6 +13,7 @@ from router.backends import backends as backends_module
 from router.backends import silence as silence_module
 from router.backends.attempt import ForeignAttempt
 from router.backends.silence import Silence
+from router.backends.tail import ToldUsage
 from router.fleet.breaker import FAILURES_TO_OPEN
 from tests.fakes.openai_server import Asked, answer, piece, silent
 from tests.router.backends.house import PATH, read
@@ -38,6 +39,26 @@ def test_patience_is_what_answers_took_and_no_less() -> None:
     silence.answered(4_000, 81_000)
     assert silence.allowed_s(100_000) == pytest.approx(3 * 161, rel=0.01)
     assert silence.allowed_s(1) == silence_module.LEAST_S
+
+
+async def test_the_time_that_a_client_takes_is_not_the_servers(
+    build: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a hang would go unnoticed for as many times as long."""
+    house = await build()
+    seat = house.services.backends.seats["f0"]
+    for tokens, streamed in ((100, False), (200, False), (300, True)):
+        attempt = ForeignAttempt(None, house.services.brain, None, 1_000)
+        with seat.carrying(attempt):
+            attempt._started_s -= 0.01 * tokens
+            if streamed:
+                attempt.ttft_ms = 100.0
+            with attempt.held_up():
+                attempt._held_up_s -= 600.0
+                attempt._started_s -= 600.0
+            seat.learn(attempt, ToldUsage(10, tokens, None))
+    assert seat.silence.allowed_s(2_000) == pytest.approx(3 * 10.24, rel=0.05)
+    assert seat.rates.decode.confidence == 0.0
 
 
 async def test_a_short_request_that_comes_late_is_no_reason_to_give_a_long_one_up(
