@@ -9,10 +9,9 @@ all children of a tenant's node are that tenant's, and its own order is prefix-c
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from itertools import groupby
-from operator import attrgetter
 
 from configs.schema import WARM_SHARE, Eviction
 from replica.cache.evict import EvictionOrder, eviction_order
@@ -22,7 +21,12 @@ MAX_QUOTAS = 4_096
 """Tenants with a share of their own that are remembered; the others have the usual one."""
 
 
-_tenant = attrgetter("tenant")
+def _is_nobodys(node: Node) -> bool:
+    return node.tenant == NOBODY
+
+
+def _is_owned(node: Node) -> bool:
+    return node.tenant != NOBODY
 
 
 class IdleNodes:
@@ -33,15 +37,12 @@ class IdleNodes:
         self._eviction: Eviction = eviction
         self._total_blocks = total_blocks
         self._quotas: OrderedDict[str, int] = OrderedDict()
-        self._order = eviction_order(eviction, total_blocks)
+        self._order = eviction_order(eviction, total_blocks, "run")
         self._orders: dict[str, EvictionOrder] = {}
         self._over: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._order)
-
-    def __contains__(self, node: Node) -> bool:
-        return node in self._order
 
     def nodes(self) -> list[Node]:
         """Next to be evicted first, quotas apart; for the invariant check."""
@@ -67,41 +68,50 @@ class IdleNodes:
         self._count(node.tenant, 1)
 
     def use(self, nodes: Sequence[Node], tenant: str, again: bool = False) -> None:
-        """A request of `tenant` uses `nodes`, which are not idle now; `again`: it did before, so
-        that this is no reuse."""
-        for node in nodes:
+        """A request of `tenant` uses `nodes`, which are not idle now, heads of a path first;
+        `again`: it did before, so that this is no reuse."""
+        for node in reversed(nodes):
+            if (node.reused or again) and node.tenant in (tenant, NOBODY):
+                return  # so it is with all before it
             node.reused = node.reused or not again
-            if tenant != node.tenant and node.tenant != NOBODY:
+            if node.tenant not in (tenant, NOBODY):
                 self._count(node.tenant, -1)
                 node.tenant = NOBODY
 
     def push(self, nodes: Sequence[Node]) -> None:
-        """They lost their last user: tails first."""
+        """They lost their last user: a part of one path, tails first."""
         for node in nodes:
             if node.reused and node.parent is not None:
                 # Who reused it has used its parent, but perhaps as its own, after a preemption.
                 node.parent.reused = True
         self._order.push(nodes)
-        for tenant, own in groupby(nodes, _tenant):
-            if tenant != NOBODY:
-                self._order_of(tenant).push(list(own))
+        own = bisect_left(nodes, True, key=_is_nobodys)
+        if own:
+            self._order_of(nodes[0].tenant).push(nodes[:own])
 
-    def remove(self, nodes: Sequence[Node]) -> None:
-        """They are in use again. Raises KeyError when one was not idle."""
-        self._order.remove(nodes)
-        for tenant, own in groupby(nodes, _tenant):
-            if tenant != NOBODY:
-                order = self._orders[tenant]
-                order.remove(list(own))
-                if not order:
-                    del self._orders[tenant]
+    def reuse(self, nodes: Sequence[Node]) -> None:
+        """They are in use again: a part of one path, heads first, and no ancestor of theirs is
+        idle. Raises InvariantError when one was not idle."""
+        self._order.reuse(nodes)
+        first = bisect_left(nodes, True, key=_is_owned)
+        if first < len(nodes):
+            tenant = nodes[first].tenant
+            self._orders[tenant].reuse(nodes[first:])
+            self._forget_empty(tenant)
 
     def pop(self) -> Node:
         """The one to evict; it is resident no more. Raises StopIteration when there is none."""
         node = self._due().first()
-        self.remove((node,))
+        self._order.drop(node)
+        if node.tenant != NOBODY:
+            self._orders[node.tenant].drop(node)
+            self._forget_empty(node.tenant)
         self._count(node.tenant, -1)
         return node
+
+    def _forget_empty(self, tenant: str) -> None:
+        if not self._orders[tenant]:
+            del self._orders[tenant]
 
     def _due(self) -> EvictionOrder:
         """Whose next is the one to go."""
@@ -114,7 +124,8 @@ class IdleNodes:
     def _order_of(self, tenant: str) -> EvictionOrder:
         order = self._orders.get(tenant)
         if order is None:
-            order = self._orders[tenant] = eviction_order(self._eviction, self._total_blocks)
+            order = eviction_order(self._eviction, self._total_blocks, "own_run")
+            self._orders[tenant] = order
         return order
 
     def _count(self, tenant: str, change: int) -> None:

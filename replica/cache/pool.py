@@ -10,9 +10,12 @@ Whatever is freed while a plan is in flight stays FENCED until that plan is comm
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from enum import IntEnum
+
+import numpy as np
 
 from events.errors import InvariantError
 
@@ -28,7 +31,7 @@ class BlockState(IntEnum):
 
 
 _CACHED, _LEASED = int(BlockState.CACHED), int(BlockState.LEASED)
-"""For the loops over a whole prefix, where an enum's own arithmetic would be most of the time."""
+"""For what goes over a whole prefix: there arrays are used, for thousands of blocks at once."""
 
 
 class BlockPool:
@@ -37,7 +40,9 @@ class BlockPool:
     def __init__(self, total_blocks: int) -> None:
         self.total_blocks = total_blocks
         self._states = bytearray(total_blocks)
-        self._refs = [0] * total_blocks
+        self._refs = array("i", [0]) * total_blocks
+        self._states_view = np.frombuffer(self._states, np.uint8)
+        self._refs_view = np.frombuffer(self._refs, np.int32)
         self._generations = [0] * total_blocks
         self._counts = [total_blocks, 0, 0, 0, 0]
         self._free = list(range(total_blocks - 1, -1, -1))
@@ -85,34 +90,27 @@ class BlockPool:
 
     def share(self, blocks: Sequence[int]) -> list[int]:
         """One more reader of each of these published blocks; the places of those that had none."""
-        refs, states, cached, leased = self._refs, self._states, _CACHED, _LEASED
-        idle = [place for place, block in enumerate(blocks) if not refs[block]]
-        for place in idle:
-            if states[blocks[place]] != cached:
-                self._expect(blocks[place], BlockState.CACHED)
-            states[blocks[place]] = leased
-        self._counts[cached] -= len(idle)
-        self._counts[leased] += len(idle)
-        for block in blocks:
-            if states[block] != leased:
-                self._expect(block, BlockState.LEASED)
-            refs[block] += 1
-        return idle
+        places = np.array(blocks, np.intp)
+        readers = self._refs_view[places]
+        idle = np.flatnonzero(readers == 0)
+        self._expect_all(blocks, np.where(readers, _LEASED, _CACHED), places)
+        self._refs_view[places] = readers + 1
+        self._states_view[places] = _LEASED
+        self._counts[_CACHED] -= len(idle)
+        self._counts[_LEASED] += len(idle)
+        return idle.tolist()
 
     def unshare(self, blocks: Sequence[int]) -> list[int]:
         """One reader less of each; the places of those that have none now: LEASED to CACHED."""
-        refs, states, cached, leased = self._refs, self._states, _CACHED, _LEASED
-        idle = []
-        for place, block in enumerate(blocks):
-            if states[block] != leased:
-                self._expect(block, BlockState.LEASED)
-            refs[block] -= 1
-            if not refs[block]:
-                states[block] = cached
-                idle.append(place)
-        self._counts[leased] -= len(idle)
-        self._counts[cached] += len(idle)
-        return idle
+        places = np.array(blocks, np.intp)
+        self._expect_all(blocks, _LEASED, places)
+        readers = self._refs_view[places] - 1
+        idle = np.flatnonzero(readers == 0)
+        self._refs_view[places] = readers
+        self._states_view[places[idle]] = _CACHED
+        self._counts[_LEASED] -= len(idle)
+        self._counts[_CACHED] += len(idle)
+        return idle.tolist()
 
     def free(self, block: int) -> None:
         """PRIVATE or CACHED to FREE, by way of FENCED while a plan is in flight."""
@@ -156,6 +154,15 @@ class BlockPool:
         if self._states[block] != state:
             found = self.state(block).name
             raise InvariantError(f"block {block} is {found}, expected {state.name}")
+
+    def _expect_all(
+        self, blocks: Sequence[int], states: np.ndarray | int, places: np.ndarray
+    ) -> None:
+        """`places`: the blocks as an array."""
+        wrong = self._states_view[places] != states
+        if wrong.any():
+            block = blocks[int(wrong.argmax())]
+            raise InvariantError(f"block {block} is {self.state(block).name}, shared or not")
 
     def _move(self, block: int, source: BlockState, target: BlockState) -> None:
         self._expect(block, source)

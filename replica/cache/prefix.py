@@ -98,18 +98,24 @@ class PrefixCache:
         """Blocks that `allocate` can give now: free ones and cached ones that nobody uses."""
         return self.pool.count(BlockState.FREE) + self.pool.count(BlockState.CACHED)
 
-    def match(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> int:
-        """How many leading blocks are cached: a hint, nothing is locked."""
-        return len(self._match(keys, tokens, limit))
+    def match(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> Node | None:
+        """The last of the leading blocks that are cached: a hint, nothing is locked."""
+        found = self._match(keys, tokens, limit, None)
+        return found[-1] if found else None
 
-    def lookup(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> Lease:
+    def lookup(
+        self, keys: Sequence[bytes], tokens: bytes, limit: int, found: Node | None = None
+    ) -> Lease:
         """Lock the longest cached prefix of at most `limit` blocks.
 
-        `tokens` are the token ids behind `keys`, as u32 little endian.
+        `tokens` are the token ids behind `keys`, as u32 little endian. `found`: the last one that
+        was found for the same keys and tokens, now or earlier; what of them is still there isn't
+        compared again.
         """
-        nodes = self._match(keys, tokens, limit)
+        nodes = self._match(keys, tokens, limit, found)
         blocks = [node.copies[0] for node in nodes]
-        self._idle.remove([nodes[place] for place in self.pool.share(blocks)])
+        idle = len(self.pool.share(blocks))  # a tail: whoever uses a node uses all before it
+        self._idle.reuse(nodes[len(nodes) - idle :])
         self.open_leases += 1
         return Lease(self, nodes, blocks)
 
@@ -167,9 +173,9 @@ class PrefixCache:
     def release(self, blocks: Sequence[int]) -> None:
         """Give back the blocks of one table, in table order: they are let go from the tail. Of a
         node that nobody uses any more the only copy stays cached, a surplus one is freed."""
-        owner, nodes, published = self._owners.get, [], []
-        for block in reversed(blocks):
-            node = owner(block)
+        nodes, published = [], []
+        owners = map(self._owners.get, reversed(blocks))
+        for block, node in zip(reversed(blocks), owners, strict=True):
             if node is None:
                 self.pool.free(block)
             else:
@@ -214,24 +220,31 @@ class PrefixCache:
         """Nodes that nobody uses; for the invariant check."""
         return self._idle
 
-    def _match(self, keys: Sequence[bytes], tokens: bytes, limit: int) -> list[Node]:
+    def _match(
+        self, keys: Sequence[bytes], tokens: bytes, limit: int, found: Node | None
+    ) -> list[Node]:
+        nodes = _still_there(found, limit)
+        first, width = len(nodes), self.block_bytes
+        behind = self._chained(nodes[-1] if nodes else None, keys[first:limit])
+        wanted = tokens[first * width : (first + len(behind)) * width]
+        if b"".join([node.tokens for node in behind]) != wanted:
+            behind = _equal(behind, wanted, width)
+        return nodes + behind
+
+    def _chained(self, parent: Node | None, keys: Sequence[bytes]) -> list[Node]:
+        """The longest path behind `parent` that has these keys."""
         found: list[Node] = []
-        parent: Node | None = None
-        nodes, width, start = self._nodes, self.block_bytes, 0
-        for key in keys[:limit]:
-            node = nodes.get(key)
+        for node in map(self._nodes.get, keys):
             if node is None or node.parent is not parent:
                 break
-            if node.tokens != tokens[start : start + width]:
-                break
             found.append(node)
-            parent, start = node, start + width
+            parent = node
         return found
 
     def _join(self, node: Node, tenant: str) -> None:
         """One more request made a block that is there already; an idle copy leaves for it."""
-        if node in self._idle:
-            self._idle.remove((node,))
+        if not self.pool.refs(node.copies[0]):
+            self._idle.reuse((node,))
             self._forget_copy(node, node.copies[0])
         self._idle.use((node,), tenant)
 
@@ -246,9 +259,30 @@ class PrefixCache:
         del self._nodes[node.key]
         if node.parent is not None:
             node.parent.children -= 1
-        (block,) = node.copies
+        block = node.copies.pop()
         del self._owners[block]
         self.pool.reclaim(block)
         self.journal.removed(node.key)
         if self.watcher is not None:
             self.watcher.removed(node.key)
+
+
+def _still_there(last: Node | None, limit: int) -> list[Node]:
+    """The path to `last`, at most `limit` blocks of it, without its evicted tail."""
+    path: list[Node] = []
+    while last is not None:
+        path.append(last)
+        last = last.parent
+    path.reverse()
+    del path[limit:]
+    while path and not path[-1].copies:
+        path.pop()
+    return path
+
+
+def _equal(nodes: list[Node], tokens: bytes, width: int) -> list[Node]:
+    """Those before the first one that holds other tokens than these, of `width` bytes each."""
+    for place, node in enumerate(nodes):
+        if node.tokens != tokens[place * width : (place + 1) * width]:
+            return nodes[:place]
+    return nodes

@@ -10,7 +10,8 @@ FOUND_BLOCKS_PER_MS = 38
 LEAST_FOUND_BLOCKS = 768
 """So many cached blocks those whom one step starts find together, as far as can be foreseen, for
 each ms of the step that runs meanwhile: at one or two microseconds a block planning takes a tenth
-of it. Whoever comes first is started, however many it finds."""
+of it. Whoever comes first is started, however many it finds. Those that wait for blocks from below
+count too, for the time is spent; but while nobody runs there is no step to hold up."""
 
 
 class Draft:

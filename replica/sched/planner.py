@@ -215,7 +215,8 @@ class Planner:
                 self.later["adapter"] += 1
                 self.short_of_places = adapters.starves
                 continue
-            if draft.finds_too_many(request.expected_hit // self._limits.block_tokens):
+            found = request.expected_hit // self._limits.block_tokens
+            if self._table.running and draft.finds_too_many(found):
                 self.later["step"] += 1
                 return
             left -= 1
@@ -295,7 +296,9 @@ class Planner:
     def _start_if_room(self, request: Request, draft: Draft, now_s: float) -> Answer | None:
         """The ledger's answer to its blocks; None when it lets others pass."""
         limit = request.cache_limit // self._limits.block_tokens
-        with self._cache.lookup(request.keys, request.tokens.tobytes(), limit) as lease:
+        keys, tokens = request.keys, request.tokens.tobytes()
+        with self._cache.lookup(keys, tokens, limit, request.found) as lease:
+            request.found = lease.nodes[-1] if lease.nodes else None
             self._table.expect_hit(request, len(lease) * self._limits.block_tokens)
             if self._lets_pass(request, draft, len(lease)):
                 return None

@@ -41,6 +41,7 @@ class State(Enum):
 class Request:
     """`tokens` is all that is known, prompt and output. `computed` counts tokens whose KV is there
     or planned, `committed` those whose KV is certain; they differ only while a row is in flight.
+    `found`: the last of its blocks that was found in the cache, while it waits.
     `lost_tokens`: the most that it had whenever it was preempted. `rent_ms`: what its KV has
     cost others while it is held, `held_cost_ms` in all holds before.
     `adapter`: the name of its LoRA adapter, or empty; `adapter_since_s`: since when it waits for
@@ -59,6 +60,7 @@ class Request:
         "computed",
         "expected_hit",
         "failures",
+        "found",
         "held_cost_ms",
         "holds_adapter",
         "in_flight",
@@ -93,6 +95,7 @@ class Request:
         self.next_parent = spec.chain.parent
         self.blocks: list[int] = []
         self.nodes: list[Node] = []
+        self.found: Node | None = None
         self.sealed = False
         self.computed = self.committed = 0
         self.placeholders = self.in_flight = self.transfers = 0
@@ -177,6 +180,7 @@ class Request:
     def attach(self, blocks: list[int], nodes: list[Node], block_tokens: int) -> None:
         """Start from a leased prefix: its KV is there already."""
         self.blocks, self.nodes, self._table = list(blocks), list(nodes), ()
+        self.found = None
         self.computed = self.committed = len(blocks) * block_tokens
 
     def next_tokens(self, count: int) -> tuple[int, ...]:
@@ -186,6 +190,7 @@ class Request:
 
     def detach(self) -> list[int]:
         """Forget the KV; the blocks go to the caller, who releases them."""
+        self.found = self.nodes[-1] if self.nodes else None
         blocks, self.blocks, self.nodes, self._table = self.blocks, [], [], ()
         self.computed = self.committed = 0
         self.sealed = False

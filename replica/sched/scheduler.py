@@ -13,6 +13,7 @@ from collections.abc import Callable
 from configs.schema import Eviction
 from events.errors import CoreError, InvariantError
 from replica.cache.journal import Journal
+from replica.cache.node import Node
 from replica.cache.pool import BlockPool
 from replica.cache.prefix import PrefixCache
 from replica.engine.messages import AdapterLoader, ChildOutput, EngineRequest
@@ -84,7 +85,8 @@ class Scheduler:
         request = Request(spec)
         error, hit_blocks = self._refusal(request), 0
         if error is None:
-            hit_blocks = self._cached_blocks(request)
+            request.found = self._find(request)
+            hit_blocks = 0 if request.found is None else request.found.depth + 1
             error = self.service.enter(request, hit_blocks * self.limits.block_tokens)
         self.table.add(request)
         if error is not None:
@@ -232,8 +234,8 @@ class Scheduler:
         parked = self.cache.park(self._spare_blocks)
         self.ledger.usable_blocks = self.limits.total_blocks - parked
 
-    def _cached_blocks(self, request: Request) -> int:
-        """How much of it the cache holds now."""
+    def _find(self, request: Request) -> Node | None:
+        """The last block of it that the cache holds now."""
         limit = request.cache_limit // self.limits.block_tokens
         return self.cache.match(request.keys, request.tokens.tobytes(), limit)
 

@@ -46,6 +46,6 @@ def test_the_adaptive_order_gives_way_to_what_left_too_early() -> None:
     cache = Cache(order, 10)
     for key in range(30):
         cache.ask([bytes([key])])
-    before = order._protected_blocks
+    before = order.protected_blocks
     cache.ask([bytes([15])])
-    assert order._protected_blocks < before
+    assert order.protected_blocks < before

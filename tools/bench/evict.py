@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvstore.identity import chain
-from replica.cache.evict import EvictionOrder, LruQueue, eviction_order
+from replica.cache.evict import EvictionOrder, SegmentedQueue, eviction_order
 from replica.cache.node import NOBODY, Node
 from tools.bench.orders.replay import trace_namespace
 from tools.errors import CommandError
@@ -29,38 +29,17 @@ SHARES = (0.05, 0.1, 0.2, 0.4)
 """Sizes of the pool, as shares of the trace's different blocks."""
 
 
-class Adaptive:
+class Adaptive(SegmentedQueue):
     """Remembers as many evicted keys as the pool has blocks, by the segment that they left."""
 
     def __init__(self, total_blocks: int) -> None:
+        super().__init__(total_blocks // 2, "run")
         self._total_blocks = total_blocks
-        self._protected_blocks = total_blocks / 2
-        self._probation = LruQueue()
-        self._protected = LruQueue()
+        self._target_blocks = total_blocks / 2
         self._left: dict[bool, OrderedDict[bytes, None]] = {
             False: OrderedDict(),
             True: OrderedDict(),
         }
-
-    def __len__(self) -> int:
-        return len(self._probation) + len(self._protected)
-
-    def push(self, nodes: Sequence[Node]) -> None:
-        """See EvictionOrder."""
-        self._probation.push([node for node in nodes if not node.reused])
-        self._protected.push([node for node in nodes if node.reused])
-        while len(self._protected) > self._protected_blocks:
-            oldest = (self._protected.first(),)
-            self._protected.remove(oldest)
-            self._probation.push(oldest)
-
-    def remove(self, nodes: Sequence[Node]) -> None:
-        """See EvictionOrder."""
-        self._protected.remove(self._probation.discard(nodes))
-
-    def first(self) -> Node:
-        """See EvictionOrder."""
-        return (self._probation or self._protected).first()
 
     def evicted(self, node: Node) -> None:
         """It is gone."""
@@ -74,14 +53,15 @@ class Adaptive:
         for reused, step in ((False, -1.0), (True, 1.0)):
             if key in self._left[reused]:
                 other = len(self._left[not reused]) / len(self._left[reused])
-                target = self._protected_blocks + step * max(1.0, other)
-                self._protected_blocks = min(max(target, 0.0), float(self._total_blocks))
+                target = self._target_blocks + step * max(1.0, other)
+                self._target_blocks = min(max(target, 0.0), float(self._total_blocks))
+                self.protected_blocks = int(self._target_blocks)
                 del self._left[reused][key]
 
 
-ORDERS: dict[str, Callable[[int], EvictionOrder | Adaptive]] = {
-    "lru": lambda blocks: eviction_order("lru", blocks),
-    "segmented": lambda blocks: eviction_order("segmented", blocks),
+ORDERS: dict[str, Callable[[int], EvictionOrder]] = {
+    "lru": lambda blocks: eviction_order("lru", blocks, "run"),
+    "segmented": lambda blocks: eviction_order("segmented", blocks, "run"),
     "adaptive": Adaptive,
 }
 
@@ -89,7 +69,7 @@ ORDERS: dict[str, Callable[[int], EvictionOrder | Adaptive]] = {
 class Cache:
     """What is resident: prefix-closed, and idle between two requests."""
 
-    def __init__(self, order: EvictionOrder | Adaptive, total_blocks: int) -> None:
+    def __init__(self, order: EvictionOrder, total_blocks: int) -> None:
         self._order = order
         self._total_blocks = total_blocks
         self._nodes: dict[bytes, Node] = {}
@@ -102,9 +82,9 @@ class Cache:
             if node is None:
                 break
             node.reused = True
-            self._order.remove((node,))
             path.append(node)
         hits = len(path)
+        self._order.reuse(path)
         for key in keys[hits : self._total_blocks]:
             if isinstance(self._order, Adaptive):
                 self._order.missed(key)
@@ -118,7 +98,7 @@ class Cache:
 
     def _evict(self) -> None:
         node = self._order.first()
-        self._order.remove((node,))
+        self._order.drop(node)
         del self._nodes[node.key]
         if isinstance(self._order, Adaptive):
             self._order.evicted(node)

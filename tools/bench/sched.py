@@ -143,6 +143,31 @@ def measure_shared(
     return [timed_step(scheduler) for _ in range(steps)]
 
 
+def measure_found(blocks: int, steps: int) -> list[tuple[float, float]]:
+    """Steps in each of which one request starts, alone, behind `blocks` cached blocks, and ends."""
+    tokens = (blocks + 1) * BLOCK_TOKENS
+    limits = Limits(
+        total_blocks=2 * blocks + 64,
+        block_tokens=BLOCK_TOKENS,
+        context_tokens=1 << 20,
+        max_running=4,
+        max_step_tokens=4_096,
+        max_waiting_tokens=1 << 30,
+    )
+    scheduler = Scheduler(limits, next_key=partial(block_key, _KEY))
+    prompt = request_of(0, tokens, 1).prompt
+    chain = _chain_of(prompt)
+    scheduler.add(_request(0, prompt, chain, 1))
+    while scheduler.runnable:
+        timed_step(scheduler)
+    settle_memory()
+    samples = []
+    for child in range(1, steps + 1):
+        scheduler.add(_request(child, prompt, chain, 1))
+        samples.append(timed_step(scheduler))
+    return samples
+
+
 def quietest(rounds: list[list[tuple[float, float]]]) -> list[tuple[float, float]]:
     """Of each step the least that it took: all rounds do the same, and what else runs on the
     machine costs CPU time too, by the cache."""
@@ -197,12 +222,17 @@ def main(arguments: list[str] | None = None) -> int:
         help="prompts have prefixes of so many in common",
     )
     parser.add_argument("--prefixes", type=positive, default=8, help="different ones of them")
+    parser.add_argument(
+        "--found", type=positive, metavar="BLOCKS", help="one request a step finds so many blocks"
+    )
     parser.add_argument("--chunking", action="store_true", help="also with the real model")
     parser.add_argument("--overlap", action="store_true", help="what planning ahead brings")
     parser.add_argument("--itl-target-ms", type=factor, default=200.0)
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the figures here")
     flags = parser.parse_args(arguments)
-    if flags.shared:
+    if flags.found:
+        work = partial(measure_found, flags.found, flags.steps)
+    elif flags.shared:
         shape = flags.rows, flags.shared, flags.prefixes, flags.waiting, flags.steps
         work = partial(measure_shared, *shape)
     else:

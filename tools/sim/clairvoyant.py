@@ -29,6 +29,7 @@ def _ttft_ms(replica: SimReplica, request: EngineRequest) -> float:
     tokens = len(request.prompt)
     limit = (tokens - 1) // block_tokens
     content = array("I", request.prompt).tobytes()
-    cached = block_tokens * scheduler.cache.match(list(request.chain), content, limit)
+    found = scheduler.cache.match(list(request.chain), content, limit)
+    cached = 0 if found is None else block_tokens * (found.depth + 1)
     queue_ms = prefill.predict_ms(0, scheduler.queued_prefill_tokens())
     return (queue_ms + prefill.predict_ms(cached, tokens - cached)) / replica.speed

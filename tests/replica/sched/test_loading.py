@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 
 from events.errors import InvariantError
+from replica.sched.draft import LEAST_FOUND_BLOCKS
 from replica.sched.invariants import check_scheduler
 from replica.sched.plan import ChildId
 from replica.sched.request import State
@@ -87,6 +88,28 @@ def test_others_run_while_one_loads() -> None:
     assert state(bench, child) is State.LOADING
     bench.run()
     bench.assert_right(child)
+
+
+def test_one_that_finds_many_blocks_and_loads_keeps_nobody_from_the_only_step() -> None:
+    bench = Bench(4_000, 4, max_step_tokens=8_000, context_tokens=1 << 20, tiered=True)
+    bench.runner.device_ms = lambda plan: 1.0
+    head = tokens_of(2, 4 * LEAST_FOUND_BLOCKS)
+    for prompt in (head, (*head, *PROMPT)):
+        bench.add(prompt, sampling(1))
+        bench.run()
+    bench.scheduler.clear_cache()
+    bench.add(head, sampling(1))
+    bench.plan()
+    assert bench.tiers is not None
+    (child,) = bench.tiers.open
+    bench.tiers.finish(child)
+    bench.run()
+    loading = bench.add((*head, *PROMPT), sampling(1))
+    found = bench.add((*head, 7), sampling(1))
+    plan = bench.step()
+    assert plan is not None
+    assert state(bench, loading) is State.LOADING
+    assert [row.child for row in plan.rows] == [found]
 
 
 def test_a_sibling_waits_for_the_load_and_shares_it() -> None:
