@@ -333,8 +333,9 @@ class RouterBrain:
         if scored.digest_blocks < query.chain.blocks:
             until_s = now_s + self._optimistic_ttl_s(scored)
             self.optimistic.remember(decision.replica, decision.decision_id, query.chain, until_s)
-        # What it would fetch it may compute as well: its digest is judged by its device alone.
-        held = min(cached, decision.matched_tokens) if scored.fetched else cached
+        # A digest is judged by what it shows, not by what is on its way, or would be fetched.
+        shown = self.fleet.index.known(decision.replica)
+        held = min(cached, decision.matched_tokens) if shown or scored.fetched else cached
         prediction = Prediction(
             held,
             scored.ttft_ms,

@@ -54,8 +54,8 @@ _price_of = itemgetter(*map(TERMS.index, _PRICE))
 
 class Scored(Struct, frozen=True):
     """What the decision and its reservation need of a candidate; `new_blocks` is KV beyond what is
-    cached. `fetched`: the part of `cached_tokens` that would come from the tiers below its
-    device."""
+    cached. `fetched`: the part of `cached_tokens` that would come from the tiers below its device,
+    if nothing were there but what its digest shows: what is only on its way may be gone again."""
 
     member: Member
     ttft_ms: float
@@ -114,7 +114,7 @@ class Field(Candidates):
                 int(best.overlap_blocks),
                 int(best.queued_tokens),
                 int(best.digest_blocks),
-                self._fetched(row) if best.transfer_ms > 0 and self._below is not None else (),
+                self._fetched(row, best.transfer_ms, best.overlap_blocks),
             )
         terms, board = self.terms[self._place(row)].tolist(), self._board
         ttft_ms, new, cached, usable, transfer_ms, overlap = _price_of(terms)
@@ -127,17 +127,19 @@ class Field(Candidates):
             int(overlap),
             int(board.table[row, _QUEUED]),
             int(board.sheet.there[row]),
-            self._fetched(row) if transfer_ms > 0 and self._below is not None else (),
+            self._fetched(row, transfer_ms, overlap),
         )
 
-    def _fetched(self, row: int) -> tuple[FetchRun, ...]:
+    def _fetched(self, row: int, transfer_ms: float, overlap: float) -> tuple[FetchRun, ...]:
         below, query = self._below, self._query
-        assert below is not None
+        shown = int(self._board.sheet.there[row])
+        if below is None or (transfer_ms <= 0 and overlap <= shown):
+            return ()
         b, c = _speed_of(self._board.table[row].tolist())
         depths, speeds = below.depths[:, row].tolist(), below.speeds[row].tolist()
-        numbers, overlap = self._board.stores.numbers, int(self._board.sheet.depths[row])
+        numbers = self._board.stores.numbers
         size, prompt_tokens = query.block_tokens, query.prompt_tokens
-        return runs_of(b, c, overlap, depths, speeds, numbers, size, prompt_tokens)
+        return runs_of(b, c, shown, depths, speeds, numbers, size, prompt_tokens)
 
     def most_cached_tokens(self) -> int:
         """Of the prompt, where most of it is warm; 0 where nobody may take it."""

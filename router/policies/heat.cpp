@@ -70,8 +70,9 @@ void wr_cool(Heat *heat) { delete heat; }
 
 void wr_note(Heat *heat, const Key *chain, long blocks, long shared) { heat->note(chain, blocks, shared); }
 
-// How many of the last requests went through the chain's first blocks, where that is watched.
-long wr_count(const Heat *heat, const Key *chain, long blocks) {
+// How many of the last requests went through the first blocks of a chain of so many, where that is watched.
+long wr_count(const Heat *heat, const Key *chain, long length, long blocks) {
+    if (blocks <= 0 || blocks > length) return 0;
     const auto at = heat->counts.find(chain[blocks - 1]);
     return at == heat->counts.end() ? 0 : at->second;
 }

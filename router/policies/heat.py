@@ -52,7 +52,8 @@ class Heat(Protocol):
         """One more request, whose first `shared_blocks` blocks were known somewhere."""
 
     def hot(self, chain: KeyChain, shared_blocks: int) -> bool:
-        """Whether many requests went through the first `shared_blocks`, at least one."""
+        """Whether many requests went through the first `shared_blocks`; of none, and of more than
+        there are, nobody did."""
 
     def holders_deserved(self, chain: KeyChain, shared_blocks: int, replicas: int) -> int:
         """How many of `replicas` should hold the first `shared_blocks`; 0 while they aren't hot."""
@@ -72,13 +73,15 @@ class NativeHeat:
         self._note(chain.data, chain.blocks, shared_blocks)
 
     def hot(self, chain: KeyChain, shared_blocks: int) -> bool:
-        found: int = self._count(chain.data, shared_blocks)
+        found: int = self._count(chain.data, chain.blocks, shared_blocks)
         return found >= HOT_REQUESTS
 
     def holders_deserved(self, chain: KeyChain, shared_blocks: int, replicas: int) -> int:
         if not shared_blocks or not self.hot(chain, shared_blocks):
             return 0
-        return round(replicas * self._count(chain.data, shared_blocks) / self._recent())
+        return round(
+            replicas * self._count(chain.data, chain.blocks, shared_blocks) / self._recent()
+        )
 
 
 class PlainHeat:
@@ -152,7 +155,7 @@ def _library() -> ctypes.CDLL:
     library = load_object(KERNELS, quick=True)
     declare(library, {"wr_cool": [pointer], "wr_note": [pointer, pointer, long, long]})
     declare(library, {"wr_heat": [long, long]}, result=pointer)
-    counts = {"wr_count": [pointer, pointer, long], "wr_recent": [pointer]}
+    counts = {"wr_count": [pointer, pointer, long, long], "wr_recent": [pointer]}
     return declare(library, counts, result=long)
 
 

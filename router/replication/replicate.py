@@ -99,20 +99,26 @@ class _Joined:
 
 
 class Budget:
-    """Milliseconds of the fleet's time: `share` of it, some of which can be saved up."""
+    """Milliseconds of the fleet's time: `share` of it, some of which can be saved up. Where several
+    routers do the same for one fleet, each has its part."""
 
     def __init__(self, share: float, clock: Clock) -> None:
         self.credit_ms = 1e3 * SAVED_UP_S * share
         self.spent_ms_total = 0.0
         self._share = share
+        self._routers = 1
         self._clock = clock
         self._at_s = clock()
 
-    def earn(self, replicas: int) -> None:
-        """Time went by for so many."""
+    def earn(self, replicas: int, routers: int = 1) -> None:
+        """Time went by for so many. What was saved up is shared with routers that have come."""
         now_s = self._clock()
-        earned_ms = 1e3 * self._share * replicas * (now_s - self._at_s)
-        limit_ms = 1e3 * self._share * replicas * SAVED_UP_S
+        if routers > self._routers and self.credit_ms > 0:
+            self.credit_ms *= self._routers / routers
+        self._routers = routers
+        each_ms = 1e3 * self._share * replicas / routers
+        earned_ms = each_ms * (now_s - self._at_s)
+        limit_ms = each_ms * SAVED_UP_S
         self.credit_ms = min(max(limit_ms, self.credit_ms), self.credit_ms + earned_ms)
         self._at_s = now_s
 
@@ -220,7 +226,7 @@ class Replicator:
             if lives.get(order.replica) is None:
                 self.copies.cancel(order.replica)
         self._lives = lives
-        self.budget.earn(len(lives))
+        self.budget.earn(len(lives), 1 + len(self._brain.peers))
 
     def _forget(self, heads: Sequence[HotHead]) -> None:
         now_s = self._clock()

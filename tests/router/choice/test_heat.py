@@ -30,8 +30,19 @@ def test_the_native_heat_is_its_twin(seed: int, window: int) -> None:
         for heat in heats:
             heat.note(chain, shared)
         asked = rng.choice(CHAINS)
-        if depth := rng.randrange(len(asked) + 1):
-            native, twin = (heat.hot(asked, depth) for heat in heats)
-            assert native == twin
+        depth = rng.randrange(len(asked) + 3)
+        native, twin = (heat.hot(asked, depth) for heat in heats)
+        assert native == twin
+        depth = min(depth, len(asked))
         native, twin = (heat.holders_deserved(asked, depth, 12) for heat in heats)
         assert native == twin
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+def test_the_kernel_reads_nothing_beyond_a_chains_ends() -> None:
+    heat, chain = native_heat(9), prompt((1, 4))
+    for _ in range(9):
+        heat.note(chain, 4)
+    count = heat._count
+    assert [count(chain.data, 4, blocks) for blocks in (-1, 0, 1, 4, 5)] == [0, 0, 0, 9, 0]
+    assert count(chain.data, 3, 4) == 0, "the chain has three blocks, whatever lies behind them"

@@ -94,3 +94,22 @@ def test_a_host_that_gives_nothing_costs_more_and_the_device_keeps_its_trust() -
     world.fleet.on_load("r", 1, load(fetch=(FAST, FAST)))
     world.fleet.check()
     assert not world.fleet.alarms.active("loads_fall_short", "r")
+
+
+def test_a_host_that_gives_nothing_is_blamed_for_prompts_that_were_just_sent_there_too() -> None:
+    """What is on its way to a device counts as there, and may have been evicted again: with it was
+    blamed the digest, which had shown none of it."""
+    world = World()
+    chains = tuple(prompt((number, 64)) for number in range(4))
+    join(world, "r", host=chains)
+    for _ in range(3):
+        for keys in chains:
+            decision = world.decide(keys)
+            assert (decision.predicted_cached_tokens, decision.matched_tokens) == (64 * 16, 0)
+            world.serve(decision, cached_tokens=0)
+            world.fleet.on_load("r", 1, load(fetch=(FAST, FAST)))
+    world.clock.pass_s(1.0)
+    world.fleet.check()
+    assert world.fleet.member("r").trust.value == 1.0
+    assert world.fleet.alarms.active("loads_fall_short", "r")
+    assert not world.fleet.alarms.active("false_hits", "r")

@@ -368,3 +368,29 @@ async def test_one_that_is_closed_before_it_began_is_told_of_too() -> None:
     await street.replicator.close()
     assert street.mover.asked == []
     assert street.ends == [(LEFT, "r1", "cancelled")]
+
+
+async def test_several_routers_spend_no_more_than_one() -> None:
+    """Each looks for itself, so the share of the fleet's time is divided among them all."""
+    streets = [Street(4) for _ in range(3)]
+    for street in streets:
+        for other in ("a", "b"):
+            street.brain.peers.greet(other, 1, street.clock())
+        street.clock.pass_s(30.0)
+        street.report("r0", "r1", "r2", "r3")
+        street.replicator.round()
+    alone = Street(4)
+    alone.clock.pass_s(30.0)
+    alone.report("r0", "r1", "r2", "r3")
+    alone.replicator.round()
+    budget_ms = alone.replicator.budget.credit_ms
+    together_ms = sum(street.replicator.budget.credit_ms for street in streets)
+    assert together_ms == pytest.approx(budget_ms)
+    # Whoever is not heard any more leaves his part to the others.
+    street = streets[0]
+    street.clock.pass_s(60.0)
+    street.brain.peers.expire(street.clock())
+    street.replicator.round()
+    street.clock.pass_s(60.0)
+    street.replicator.round()
+    assert street.replicator.budget.credit_ms == pytest.approx(1e3 * 60.0 * 0.05 * 4)
