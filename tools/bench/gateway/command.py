@@ -2,8 +2,9 @@
 
 Ours and, where they are installed (`pip install -e '.[peers]'`, or any folder given with
 `--peers`), sglang-router and vllm-router with their cache_aware policies, over fake workers that
-answer at once. CPU time is the target's user and system time: wall rates mean something only on a
-quiet machine with a core for the target and one for everything else.
+answer at once; and "floor", which passes bytes on unread: what the sockets alone cost. CPU time is
+the target's user and system time: wall rates mean something only on a quiet machine with a core for
+the target and one for everything else.
 """
 
 from __future__ import annotations

@@ -117,6 +117,18 @@ def direct(setting: Setting) -> Iterator[Running]:
 
 
 @contextmanager
+def floor(setting: Setting) -> Iterator[Running]:
+    """Bytes passed on by an event loop of ours, before a gateway has done anything for them."""
+    server = python("-m", "tools.bench.gateway.server", "--workers", str(REPLICAS))
+    command = [*server, "--tick-ms", str(setting.tick_ms)]
+    with Child(command, OTHER_CPU, setting.folder / "server.log") as workers:
+        ports = workers.line(START_S)[1:]
+        command = python("-m", "tools.bench.gateway.floor", *ports)
+        with Child(command, TARGET_CPU, setting.folder / "floor.log") as child:
+            yield Running(child, int(child.line(START_S)[1]))
+
+
+@contextmanager
 def _peer(name: str, setting: Setting) -> Iterator[Running]:
     """A peer with its cache-aware policy. Raises CommandError where it does not answer."""
     server = python("-m", "tools.bench.gateway.server", "--workers", str(REPLICAS))
@@ -141,6 +153,7 @@ def _peer(name: str, setting: Setting) -> Iterator[Running]:
 Target = Callable[[Setting], "contextmanager[Running]"]
 TARGETS: dict[str, Target] = {
     "warmroute": ours,
+    "floor": floor,
     "sglang": partial(_peer, "sglang-router"),
     "vllm": partial(_peer, "vllm-router"),
 }
