@@ -96,6 +96,7 @@ class Field(Candidates):
         self._state, self._rows = prices.state, prices.rows
         self.terms, self._lines, self.best = prices.terms, prices.lines, prices.best
         self.longest_blocks = int(prices.best.longest_blocks)
+        self.may_fetch = below is not None or adapter_ms is not None
         self._all = prices.everybody
         self.replicas = board.replicas
         if not self._all:

@@ -35,12 +35,14 @@ class Candidates(Sequence[Candidate]):
     """Candidates by replica id. They are made when looked at; what most rules need of all of them
     lies in arrays: `replicas`, `terms` (float64 (candidates, cost.TERMS)), and of these `scores`
     and `overlaps` (leading blocks). `best` has the terms of the best score. `longest_blocks`: the
-    most leading blocks that any of them holds. Whoever surveys fills them in."""
+    most leading blocks that any of them holds; `may_fetch`: whether anything might be brought to
+    one. Whoever surveys fills them in."""
 
     replicas: list[str]
     terms: np.ndarray
     best: Best
     longest_blocks: int
+    may_fetch: bool
     _made: dict[int, Candidate]
 
     @abstractmethod

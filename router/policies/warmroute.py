@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from itertools import repeat
 
 import numpy as np
 
@@ -64,10 +63,10 @@ class Warmroute:
     def _choice(self, candidates: Candidates, tied: list[int], rng: random.Random) -> int:
         """One of those who got fewest of the last requests."""
         if len(tied) > 1:
-            replicas = map(candidates.replicas.__getitem__, tied)
-            placed = list(map(self._placed.get, replicas, repeat(0)))
-            fewest = min(placed)
-            tied = [place for place, count in zip(tied, placed, strict=True) if count == fewest]
+            replicas, placed = candidates.replicas, self._placed
+            counts = [placed.get(replicas[place], 0) for place in tied]
+            fewest = min(counts)
+            tied = [place for place, count in zip(tied, counts, strict=True) if count == fewest]
         return rng.choice(tied) if len(tied) > 1 else tied[0]
 
     def _new_holder(
@@ -92,7 +91,7 @@ class Warmroute:
 def _at_home(candidates: Candidates, tied: list[int]) -> list[int]:
     """Of the tied places those that hold the most themselves, where the others would fetch it.
     Where nobody would, a tie is one: siblings of a cold prefix are to start it in many places."""
-    if len(tied) < 2 or not candidates.longest_blocks:
+    if len(tied) < 2 or not (candidates.longest_blocks and candidates.may_fetch):
         return tied
     transfers = candidates.terms[:, _TRANSFER].take(tied).tolist()
     if not any(transfers):

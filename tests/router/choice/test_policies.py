@@ -52,6 +52,7 @@ class Made(Candidates):
         self.replicas, self.terms = [c.replica for c in made], terms
         self.best = Best()
         self.longest_blocks = max(c.overlap_blocks for c in made)
+        self.may_fetch = True
 
     def _make(self, place: int) -> Candidate:
         return self._of[place]
