@@ -46,11 +46,6 @@ class Arena:
         self._refused: Counter[str] = Counter()
         self._listeners: list[Changed] = []
 
-    @property
-    def max_payload_bytes(self) -> int:
-        """The largest block that it takes."""
-        return self._table.slabs.max_slot_bytes
-
     def subscribe(self, changed: Changed) -> None:
         """Calls `changed` from now on, first with the keys that are readable now."""
         with self._lock:

@@ -27,7 +27,7 @@ from events.server import EmbeddedNats
 from kvstore.kvd.place import host_store_name
 from tests.e2e.conftest import MODEL
 from tests.e2e.test_rows import fresh
-from tests.kvstore.conformance.backends import HOST, free_port
+from tests.kvstore.conformance.backend import HOST, free_port
 from tests.router.gateway.house import ADMIN_KEY, SECRET
 from tests.waiting import PATIENCE_S
 from tools.up.child import Child

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvstore.tier import Tier
-from tests.kvstore.conformance.backends import BACKENDS, Backend
+from tests.kvstore.conformance.backend import Backend
+from tests.kvstore.conformance.backends import BACKENDS
 
 SEEDS = itertools.count(1_000)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
@@ -23,43 +21,12 @@ from kvstore.peer.client import PeerAddress, PeerSession, peer_tier
 from kvstore.peer.frames import Ended, Kind, Pull
 from kvstore.peer.server import MAX_CONNECTIONS, PeerServer
 from kvstore.stream import Stream, WireBrokenError
-from kvstore.tier import Handle, Outcome, Read, Tier
-from tests.kvstore.conformance.backends import HOST, free_port
+from kvstore.tier import Handle, Outcome, Tier
+from tests.kvstore.conformance.backend import HOST, free_port
 from tests.kvstore.conformance.blocks import LARGE, Block, chain_of, reads_into, verdict
 from tests.kvstore.conformance.peer_child import Held, Shelf
+from tests.kvstore.peer.meeting import KEYS, SECRET, fill, scripted, session, soon
 from tests.waiting import wait_until
-
-SECRET = bytes(range(100, 132))
-KEYS = [bytes([number]) * 16 for number in range(1, 4)]
-
-
-def soon(seconds: float = 10.0) -> float:
-    return time.monotonic() + seconds
-
-
-@pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
-
-
-@pytest.fixture
-def server(shelf: Shelf) -> Iterator[PeerServer[Held]]:
-    serving = PeerServer(shelf, SECRET)
-    serving.start()
-    yield serving
-    serving.close()
-    assert shelf.leased == 0
-    assert serving.connections == 0
-
-
-def fill(shelf: Shelf, blocks: Sequence[Block]) -> None:
-    for block in blocks:
-        shelf.blocks[block.key] = Held(block.header, memoryview(block.payload))
-
-
-def session(server: PeerServer[Held], secret: bytes = SECRET) -> PeerSession:
-    return PeerSession(PeerAddress(HOST, server.port), secret, soon())
-
 
 GOLDEN_PULL = (
     "040000000700000040000000"  # PULL, request 7, 64 bytes
@@ -213,31 +180,6 @@ def test_K2_a_reader_that_stops_reading_holds_nothing_after_its_deadline(
     wait_until(lambda: server.connections == 0)
 
 
-def scripted(answers: Callable[[Stream], None]) -> tuple[int, threading.Thread]:
-    """A server that holds the secret and then answers as it likes, once."""
-    listener = socket.create_server((HOST, 0))
-
-    def serve() -> None:
-        peer, _ = listener.accept()
-        listener.close()
-        stream = Stream(peer)
-        hello = frames.read_body(stream, frames.read_head(stream, soon()), Kind.HELLO, soon())
-        client, own = hello[8:], b"n" * 16
-        reply = own + frames.proof(SECRET, b"server", client, own)
-        stream.send([frames.encode(Kind.HELLO_REPLY, 0, reply)], soon())
-        frames.read_body(stream, frames.read_head(stream, soon()), Kind.PROOF, soon())
-        frames.read_body(stream, frames.read_head(stream, soon()), Kind.NAME, soon())
-        stream.send([frames.encode(Kind.NAMED, 0, b"scripted")], soon())
-        pull = frames.read_head(stream, soon())
-        stream.skip(pull.body_bytes, soon())
-        answers(stream)
-        stream.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    return listener.getsockname()[1], thread
-
-
 def block_frame(request: int, index: int, block: Block) -> list[bytes]:
     head = frames.encode_block(request, index, block.header, len(block.payload))
     return [head, block.payload]
@@ -339,79 +281,3 @@ def test_K2_the_source_dies_in_the_middle() -> None:
 @pytest.mark.slow
 def test_K2_the_source_dies_fifty_times() -> None:
     kill_the_source(50)
-
-
-def odd_bytes(dice: random.Random) -> bytes:
-    kind = dice.choice([*Kind, 0, 77, 255])
-    body = dice.randbytes(dice.randrange(64))
-    size = dice.choice([len(body), 0, 16, 32, 0xFFFF_FFFF])
-    head = struct.pack("<BBHII", kind, dice.choice([0, 0, 0, 1]), 0, dice.randrange(3), size)
-    return dice.choice([head + body, dice.randbytes(40), b"\x80\x04\x95pickle", head])
-
-
-Connect = Callable[[PeerServer[Held]], PeerSession]
-
-
-def fuzz(server: PeerServer[Held], shelf: Shelf, count: int, connect: Connect = session) -> None:
-    """Most of it before the hello, some behind it; the server lives on and leases nothing."""
-    [block] = chain_of(1, 6)
-    fill(shelf, [block])
-    dice = random.Random(9)
-    strangers = 0
-    while strangers < count:
-        if strangers % 8 == 0:
-            client = connect(server)._stream
-        else:
-            client = Stream(socket.create_connection((HOST, server.port)))
-        try:
-            for _ in range(4):
-                strangers += 1
-                client.send([odd_bytes(dice)], soon())
-        except OSError:
-            pass
-        client.close()
-    with closing(connect(server)) as client_again:
-        settled: dict[int, Outcome] = {}
-        room = block.room()
-        client_again.read([Read(block.key, memoryview(room))], soon(), settled.__setitem__)
-        assert verdict(block, settled[0], room) == "good"
-    assert shelf.leased == 0
-
-
-def test_S1_a_thousand_fuzzed_frames(server: PeerServer[Held], shelf: Shelf) -> None:
-    fuzz(server, shelf, 1_000)
-
-
-@pytest.mark.slow
-def test_S1_ten_thousand_fuzzed_frames(server: PeerServer[Held], shelf: Shelf) -> None:
-    fuzz(server, shelf, 10_000)
-
-
-@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_S1_whatever_a_server_answers_costs_a_read_and_nothing_else(count: int) -> None:
-    """Each request is settled once at most, nothing but the right block passes its check, and the
-    connection ends within its deadline."""
-    block, dice, said = chain_of(1, 6)[0], random.Random(11), 0
-    right = frames.encode_block(1, 0, block.header, len(block.payload)) + block.payload
-    while said < count:
-        parts = [odd_bytes(dice) for _ in range(dice.randrange(1, 9))]
-        said += len(parts)
-        if dice.random() < 0.5:
-            parts.insert(0, right[: dice.choice([len(right), dice.randrange(len(right))])])
-        port, thread = scripted(lambda stream, parts=parts: stream.send(parts, soon()))
-        settled: list[tuple[int, Outcome]] = []
-        rooms = [block.room(), block.room()]
-        reads = [Read(block.key, memoryview(room)) for room in rooms]
-
-        def settle(place: int, outcome: Outcome, to: list[tuple[int, Outcome]] = settled) -> None:
-            to.append((place, outcome))
-
-        with (
-            closing(PeerSession(PeerAddress(HOST, port), SECRET, soon())) as client,
-            pytest.raises(OSError),
-        ):
-            client.read(reads, soon(), settle)
-        thread.join()
-        assert [place for place, _ in settled] in ([], [0])
-        for _, outcome in settled:
-            assert (verdict(block, outcome, rooms[0]) == "good") == (parts[0] == right)

@@ -23,10 +23,10 @@ from kvstore.stream import Stream
 from replica.tiers.build import build_tiers
 from tests.fakes.papers import make_papers
 from tests.kvstore.blocks import CLUSTER_KEY, SPACE
-from tests.kvstore.conformance.backends import HOST
+from tests.kvstore.conformance.backend import HOST
 from tests.kvstore.conformance.blocks import Block, chain_of, reads_into, verdict
 from tests.kvstore.conformance.peer_child import Held, Shelf
-from tests.kvstore.peer.test_peer import fuzz
+from tests.kvstore.peer.test_fuzz import fuzz
 
 SECRET = bytes(range(100, 132))
 TYPICAL = KVLayout(

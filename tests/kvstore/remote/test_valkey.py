@@ -17,7 +17,7 @@ from kvstore.remote.resp import RespConnection
 from kvstore.remote.server import EmbeddedValkey, find_server
 from kvstore.remote.valkey import PREFIX, valkey_tier
 from kvstore.tier import Health, Tier
-from tests.kvstore.conformance.backends import HOST, MIB, free_port
+from tests.kvstore.conformance.backend import HOST, MIB, free_port
 from tests.kvstore.conformance.blocks import LARGE, Block, chain_of, reads_into, verdict
 
 

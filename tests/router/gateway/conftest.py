@@ -12,8 +12,10 @@ import pytest
 import uvloop
 
 from configs.model.card import ModelCard, load_card
+from events.load import DECODE, PREFILL
 from router.dispatch.chutes import chute_kernels
 from tests.fakes.replica import FakeReplica
+from tests.router.gateway.halves import compute, enter
 from tests.router.gateway.house import House
 from tests.router.gateway.rig import Rig
 
@@ -54,6 +56,16 @@ async def build(tiny_card: ModelCard) -> AsyncIterator[Callable]:
 async def house(build: Callable) -> House:
     """Two replicas, default settings."""
     return await build()
+
+
+@pytest.fixture
+async def split(build: Callable) -> House:
+    """One that computes, one that answers, and a store that both reach."""
+    house: House = await build(replicas=0)
+    for name, role in (("p0", PREFILL), ("d0", DECODE)):
+        await enter(house, name, role)
+    house.replicas[0].script = compute
+    return house
 
 
 @pytest.fixture

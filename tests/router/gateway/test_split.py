@@ -6,62 +6,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
 
 import aiohttp
 import pytest
 
 from events.errors import CoreError
 from events.load import DECODE, PREFILL, PrefillFit
-from tests.fakes.replica import FakeReplica
-from tests.fakes.scripts import BLOCK_TOKENS, Call, Script, echo, refuse, silent
-from tests.router.gateway.house import ADMIN_KEY, COMPLETION, House, events
+from tests.fakes.scripts import BLOCK_TOKENS, Call, Script, refuse, silent
+from tests.router.gateway.halves import LONG, ask, by_role, compute, decision_of, enter
+from tests.router.gateway.house import House, events
 from tests.waiting import PATIENCE_S, until
-
-LONG = {**COMPLETION, "prompt": "a long prompt about many things " * 30}
-STORE = ("host:/kvd",)
-
-
-@pytest.fixture
-async def split(build: Callable) -> House:
-    """One that computes, one that answers, and a store that both reach."""
-    house: House = await build(replicas=0)
-    for name, role in (("p0", PREFILL), ("d0", DECODE)):
-        await enter(house, name, role)
-    house.replicas[0].script = compute
-    return house
-
-
-async def enter(house: House, name: str, role: str, **changes: Any) -> FakeReplica:
-    replica = house.new_replica(name, role=role, tiers=STORE, **changes)
-    house.replicas.append(replica)
-    await replica.__aenter__()
-    replica.announce(house.fleet)
-    await house.up(len(house.replicas))
-    return replica
-
-
-async def compute(call: Call) -> None:
-    assert call.request.write_to == STORE[0]
-    await call.write()
-
-
-def by_role(house: House) -> tuple[FakeReplica, FakeReplica]:
-    computes, answers = house.replicas
-    return computes, answers
-
-
-async def ask(house: House, http: aiohttp.ClientSession, **more: Any) -> dict[str, Any]:
-    async with house.post(http, "/v1/completions", {**LONG, **more}) as response:
-        assert response.status == 200, await response.text()
-        return {**await response.json(), "headers": dict(response.headers)}
-
-
-async def decision_of(house: House, http: aiohttp.ClientSession, answer: dict[str, Any]) -> Any:
-    path = f"/router/decisions/{answer['headers']['x-warmroute-decision']}"
-    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-    async with http.get(f"{house.url}{path}", headers=headers) as response:
-        return (await response.json())["decision"]
 
 
 async def test_the_prompt_is_in_the_store_before_the_request_is_sent(
@@ -344,70 +298,3 @@ async def test_many_at_once_stay_within_the_quota(
     assert len(await asyncio.gather(*asking)) == 6
     assert totals["split"] == 2
     await house.settled()
-
-
-async def test_each_part_tells_how_much_it_has_to_do(
-    split: House, http: aiohttp.ClientSession
-) -> None:
-    computes, _ = by_role(split)
-    release = asyncio.Event()
-
-    async def slowly(call: Call) -> None:
-        await release.wait()
-        await call.write()
-
-    computes.script = slowly
-    asking = asyncio.create_task(ask(split, http))
-    await computes.wait_calls(1)
-    async with http.get(f"{split.url}/router/scale") as response:
-        said = await response.json()
-    assert said["decode_pressure"] == pytest.approx(1 / 3_686)
-    release.set()
-    await asking
-    async with http.get(f"{split.url}/metrics") as response:
-        metrics = await response.text()
-    assert 'warmroute_hand_offs_total{verdict="split"} 1.0' in metrics
-    assert "warmroute_hand_offs_running 0.0" in metrics
-    for part in ("prefill", "decode", "transfer"):
-        assert f'warmroute_part_pressure{{part="{part}"}}' in metrics
-    assert "warmroute_hand_off_tokens_total 0.0" not in metrics
-
-
-async def test_explain_says_who_would_compute_it(split: House, http: aiohttp.ClientSession) -> None:
-    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-    computes, _ = by_role(split)
-    for prompt, verdict in ((LONG["prompt"], "split"), ("hi", "short")):
-        body = {"prompt": prompt, "max_tokens": 4, "tenant": "alice"}
-        path = f"{split.url}/router/explain"
-        async with http.post(path, json=body, headers=headers) as response:
-            said = await response.json()
-        assert (said["hand_off"]["verdict"], said["replica"]) == (verdict, "d0")
-    assert not computes.calls
-    assert not split.services.splitter.totals
-
-
-async def test_prompts_are_made_warm_first_where_they_will_be_answered(
-    split: House, http: aiohttp.ClientSession
-) -> None:
-    """Whichever the prompt ranks first: the one that only computes comes when all are asked for."""
-    split.replicas[0].script = echo
-    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-
-    async def warmed(prompt: str, replicas: int) -> list[str]:
-        body = {"prompt": prompt, "replicas": replicas}
-        async with http.post(f"{split.url}/router/warm", json=body, headers=headers) as response:
-            return [of["replica"] for of in (await response.json())["replicas"]]
-
-    places = [await warmed(f"number {number} " * 40, 1) for number in range(6)]
-    assert places == [["d0"]] * 6
-    assert await warmed("everywhere " * 40, 2) == ["d0", "p0"]
-
-
-async def test_P10_a_prompt_that_is_scored_is_computed_where_it_is_answered(
-    split: House, http: aiohttp.ClientSession
-) -> None:
-    computes, answers = by_role(split)
-    answer = await ask(split, http, echo=True, logprobs=1)
-    decided = await decision_of(split, http, answer)
-    assert decided["replica"] == answers.replica_id
-    assert not computes.calls
