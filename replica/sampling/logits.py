@@ -41,8 +41,10 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
     apply_grammars(logits, specs)
     if any(has_edits(spec) for spec in specs):
         apply_edits(logits, specs)
-    left = logits.amax(-1) > float("-inf")
-    chosen = _draw_random_rows(logits, specs, _argmax(logits), finite & left)
+    greedy = _argmax(logits)
+    # The best one, not the maximum: the logits of a large batch are read from memory as it is.
+    left = logits.gather(-1, greedy.unsqueeze(-1)).squeeze(-1) > float("-inf")
+    chosen = _draw_random_rows(logits, specs, greedy, finite & left)
     usable = finite & left & (chosen < logits.shape[-1])
     report = _report(raw, chosen.where(usable, 0), specs)
     states = zip(finite.tolist(), usable.tolist(), chosen.tolist(), report, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -181,6 +182,30 @@ def test_logprobs_are_raw_and_name_the_best() -> None:
     assert row.logprob.logprob == pytest.approx(math.log(0.1), abs=1e-5)
     assert [token for token, _ in row.logprob.top] == [1, 2]
     assert [value for _, value in row.logprob.top] == pytest.approx(logs(0.6, 0.3), abs=1e-5)
+
+
+class Only:
+    """A grammar that allows one id."""
+
+    def __init__(self, token_id: int) -> None:
+        self.token_id = token_id
+
+    def fill(self, mask: Any) -> None:
+        mask[self.token_id // 32] |= 1 << self.token_id % 32
+
+
+def test_logprobs_are_raw_whatever_a_grammar_allows() -> None:
+    rows = torch.tensor([logs(0.5, 0.3, 0.2)] * 2)
+    plain = spec(temperature=0.0, logprobs=1)
+    held, free = sample(rows, [replace(plain, grammar=Only(2)), plain])
+    assert (held.token_id, free.token_id) == (2, 0)
+    assert held.logprob is not None
+    assert held.logprob.logprob == pytest.approx(math.log(0.2))
+    assert held.logprob.top[0] == (0, pytest.approx(math.log(0.5)))
+
+
+def test_min_p_of_one_keeps_the_best_and_its_equals() -> None:
+    near(frequencies([2.0, 2.0, 1.9], min_p=1.0), [0.5, 0.5, 0.0])
 
 
 def test_zero_alternatives_are_not_no_logprobs() -> None:

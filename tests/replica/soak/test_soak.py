@@ -6,13 +6,17 @@ WARMROUTE_SOAK_S says for how many seconds.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import os
 import statistics
+import sys
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -33,13 +37,49 @@ WARM_SHARE = 0.3
 
 MIB = 1 << 20
 GROWTH_MIB = 12.0
-"""What warm memory may grow by in all, however long it takes: allocators round."""
+"""What warm memory may grow by in all, however long it takes: allocators keep what they had."""
+
+LIVE_GROWTH_MIB = 3.0
+LIVE_GROWTH = 0.03
+"""What the bytes in use may grow by, and the share of Python's blocks: those tell a leak from what
+allocators keep."""
 
 POOL_THREADS = 8
 """The event loop's own pool, which starts them as it needs them."""
 
+LEAK_S = 120.0
+"""From so long a run on, what is in use has settled."""
+
 MIN_PER_S = 1.0
 CLEAR_EVERY_S = 5.0
+
+
+class _Mallinfo(ctypes.Structure):
+    """Of glibc; see mallinfo2(3)."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class Live:
+    """What is in use, whatever the allocators hold: bytes of malloc, blocks of Python's own."""
+
+    malloc_mib: float
+    python_blocks: int
+
+    @classmethod
+    def now(cls) -> Live:
+        gc.collect()
+        libc = ctypes.CDLL(None)
+        libc.mallinfo2.restype = _Mallinfo
+        found = libc.mallinfo2()
+        return cls((found.uordblks + found.hblkhd) / MIB, sys.getallocatedblocks())
 
 
 @dataclass
@@ -51,6 +91,7 @@ class Watch:
     files: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
     loaded: list[int] = field(default_factory=list)
+    live: list[Live] = field(default_factory=list)
     published: set[bytes] = field(default_factory=set)
 
     async def run(self) -> None:
@@ -70,12 +111,22 @@ class Watch:
         self.rss_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / MIB)
         self.files.append(len(os.listdir("/proc/self/fd")))
         self.threads.append(threading.active_count())
+        if len(self.rss_mib) % max(1, int(SECONDS / 20)) == 0:
+            self.live.append(Live.now())
 
     @property
     def warm_mib(self) -> float:
         """Just after the warm-up."""
         first = int(len(self.rss_mib) * WARM_SHARE)
         return statistics.median(self.rss_mib[first : first + max(3, first // 3)])
+
+    def live_growth(self) -> tuple[float, float]:
+        """From the warm-up to the end, each the median of several: MiB, and the share of blocks."""
+        first = int(len(self.live) * WARM_SHARE)
+        warm, last = self.live[first : first + 4], self.live[-4:]
+        mib = [statistics.median(live.malloc_mib for live in part) for part in (warm, last)]
+        blocks = [statistics.median(live.python_blocks for live in part) for part in (warm, last)]
+        return mib[1] - mib[0], blocks[1] / blocks[0] - 1.0
 
     @property
     def last_mib(self) -> float:
@@ -149,6 +200,10 @@ async def test_O1_O5_misbehaviour_leaves_right_answers_and_nothing_else(
     assert tally["asked"] == tally["answered"] + tally["lost"]
     assert tally["asked"] > MIN_PER_S * SECONDS
     assert watch.last_mib - watch.warm_mib < GROWTH_MIB
+    if SECONDS >= LEAK_S:
+        grown_mib, grown = watch.live_growth()
+        assert grown_mib < LIVE_GROWTH_MIB
+        assert grown < LIVE_GROWTH
     assert watch.loaded[len(watch.loaded) // 2] < watch.loaded[-1]
     assert watch.files[-1] <= max(watch.files[: len(watch.files) // 2])
     assert watch.threads[-1] <= max(watch.threads[: len(watch.threads) // 2]) + POOL_THREADS
@@ -175,6 +230,8 @@ def report(world: World, watch: Watch, tally: Counter[str]) -> None:
         "MiB warm": round(watch.warm_mib, 1),
         "MiB last": round(watch.last_mib, 1),
         "MiB most": round(max(watch.rss_mib), 1),
+        "MiB in use, grown": round(watch.live_growth()[0], 2),
+        "Python blocks, grown": f"{watch.live_growth()[1]:.2%}",
     }
     for name, value in figures.items():
         print(f"{name:>24}  {value}")
