@@ -48,6 +48,10 @@ class Outgoing:
         self._forgotten = 0  # frames sent and not kept any more
         self._arrived = 0  # of these, known to have arrived
 
+    def keep(self, kept_bytes: int) -> None:
+        """Of what was sent, from the next frame on: nothing for an end that never resumes."""
+        self._kept_bytes = kept_bytes
+
     def add(self, frame: bytes) -> None:
         """One more frame."""
         self._unsent.append(frame)

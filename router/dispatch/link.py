@@ -271,6 +271,7 @@ class ReplicaLink:
         else:
             self.counts["resumed"] += 1
         self.continues, self._resumes = welcome.continues, welcome.resumes
+        self._outgoing.keep(MAX_OUTBOX_BYTES if welcome.resumes else 0)
         self._rise()
 
     def _rise(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -92,6 +93,7 @@ class FakeReplica:
         self.arrived = asyncio.Event()
         self._live: dict[tuple[str, int], Call] = {}
         self._sockets: set[web.WebSocketResponse] = set()
+        self._received: Counter[web.WebSocketResponse] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
         self._heart: asyncio.Task[None] | None = None
@@ -234,6 +236,7 @@ class FakeReplica:
             pass
         finally:
             self._sockets.discard(ws)
+            del self._received[ws]
             for call in [c for c in self._live.values() if c.ws is ws]:
                 call.aborted.set()
         return ws
@@ -265,12 +268,13 @@ class FakeReplica:
     async def _live_on(self, ws: web.WebSocketResponse) -> None:
         with contextlib.suppress(ConnectionError):
             while self.gives_signs:
-                await ws.send_bytes(encode(Ack(received=0)))
+                await ws.send_bytes(encode(Ack(received=self._received[ws])))
                 self.signs += 1
                 await asyncio.sleep(BEAT_S)
 
     async def _handle(self, ws: web.WebSocketResponse, data: bytes) -> None:
         frame = decode_router_frame(data)
+        self._received[ws] += not isinstance(frame, Ack)
         if isinstance(frame, CoreRequest):
             call = Call(self, ws, frame)
             self.calls.append(call)

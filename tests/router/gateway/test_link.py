@@ -343,3 +343,9 @@ async def test_R20_a_replica_that_left_finishes_its_streams(rig: Rig) -> None:
     await until(lambda: rig.links.in_flight == 0)
     rig.targets.append(gone)
     await rig.up()
+
+
+async def test_R9_what_was_sent_is_not_kept_for_one_that_never_resumes(rig: Rig) -> None:
+    for _ in range(3):
+        assert await collect(rig.run()) == "one two three"
+    assert [link._outgoing._sent_bytes for link in rig.links.all()] == [0, 0]
