@@ -126,8 +126,8 @@ class ReplicaConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     itl_target_ms: while answers are being written, prompts are computed in pieces small enough that
     a step ends by then; 0 for pieces of `max_step_tokens`.
     overlap: the next step is planned while one executes, on a thread of its own.
-    role: "prefill" computes long prompts for others and answers nobody while they can keep up;
-    "decode" gets no long cold prompt while somebody else can compute it; "both" does everything.
+    role: "prefill" computes long prompts for others, "decode" answers, as far as the objectives of
+    requests for the gaps between tokens ask for it; "both" does everything.
     retract_every_steps: for tests, somebody loses its KV every so many steps; 0 for never.
     max_adapters: LoRA adapters in memory at once; max_adapters_per_batch: different ones among the
     requests that run at once.
@@ -237,7 +237,8 @@ class TenantPolicy(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     `tokens_per_min` counts prompts and expected answers, corrected by what came. `weight` is the
     share of a busy fleet, `priority` (higher first) goes before any share. `ttft_deadline_ms` 0
-    takes that of the class. `degrade`: what may be made less of this tenant's requests when much
+    takes that of the class, and so does `itl_deadline_ms`, for the gaps between an answer's tokens
+    in the mean. `degrade`: what may be made less of this tenant's requests when much
     is waiting. `warm_share`: of each replica's KV blocks; a tenant that holds more loses its
     own idle ones first, as soon as anybody needs room.
     """
@@ -249,6 +250,7 @@ class TenantPolicy(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
     deadline_class: DeadlineClass = "standard"
     ttft_deadline_ms: _Delay = 0.0
+    itl_deadline_ms: _Delay = 0.0
     degrade: tuple[Degradation, ...] = ()
     warm_share: _Ratio = WARM_SHARE
 

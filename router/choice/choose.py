@@ -31,7 +31,7 @@ from router.fleet.member import Member
 from router.fleet.trust import Prediction
 from router.locality.optimistic import OptimisticEntries
 from router.policies import make_policy
-from router.policies.base import Candidates, Pick
+from router.policies.base import Pick
 from router.telemetry.accuracy import Accuracy
 from router.telemetry.alarms import Clock
 
@@ -125,11 +125,11 @@ class RouterBrain:
         scored = field.scored(pick.replica)
         self._dispatch_seq += 1
         decision_id = f"{self.rng.getrandbits(64):016x}"
-        decision = self._decision(
-            query, field, pick, scored, decision_id, self._dispatch_seq, now_s
-        )
+        seq = self._dispatch_seq
+        decision = self._decision(query, field, pick, scored, decision_id, seq, now_s)
         self._policy.placed(query, field, pick)
         self._reserve(decision, query, scored, now_s)
+        self._scorer.placed(query, now_s)
         self.decisions.add(decision)
         if self.shadow.on:
             self.shadow.watch(query, field, decision)
@@ -137,7 +137,7 @@ class RouterBrain:
             self._on_decision(decision)
         return decision
 
-    def survey(self, query: RouteQuery) -> Candidates:
+    def survey(self, query: RouteQuery) -> Field:
         """What each replica that could take it would cost now; empty where none can. Use it before
         anything else is asked."""
         now_s = self.clock()
@@ -147,7 +147,7 @@ class RouterBrain:
 
     def helpers(self, pool: str) -> list[Member]:
         """Those that compute prompts, and answer all the same now."""
-        return self._scorer.helpers(pool)
+        return self._scorer.helpers(pool, self.clock())
 
     def explain(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """What `decide` would say now; nothing is reserved or remembered."""

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from events.decision import CandidateTerms
 from router.choice.cost import runs_of
+from router.choice.gaps import WELL_WITHIN, next_answer_ms
 from router.choice.route import RouteQuery
 from router.choice.sheet import (
     BEST,
@@ -37,7 +38,8 @@ SHOWN = BEST
 """Replicas that a decision tells the terms of."""
 
 _QUEUED = ROW.index("queued_tokens")
-_CACHED, _OVERLAP = map(TERMS.index, ("cached_tokens", "overlap_blocks"))
+_RUNNING = ROW.index("rows")
+_CACHED, _OVERLAP, _OWN = map(TERMS.index, ("cached_tokens", "overlap_blocks", "prefill_ms"))
 _EVIDENCE = [ROW.index(name) for name in EVIDENCE]
 _LINE_ROW = LINE.index("row")
 _LINE_TERMS = slice(LINE.index(TERMS[0]), LINE.index(TERMS[-1]) + 1)
@@ -83,15 +85,18 @@ class Field(Candidates):
         below: Below | None,
         adapter_ms: np.ndarray | None,
         barred: np.ndarray | None,
+        promised_ms: float = math.inf,
     ) -> None:
         """Over the board's sheet. `adapter_ms`: how long its adapter takes, float64 (n,), inf where
-        there is none. `barred`: by their role, bool (n,)."""
+        there is none. `barred`: by their role, bool (n,). `promised_ms`: the
+        tightest objective for gaps between tokens there."""
         self._board = board
         self._query = query
         self._now_s = now_s
         self._below = below
         self._adapter_ms = adapter_ms
         self._barred = barred
+        self._promised_ms = promised_ms
         self._made = {}
         self._state, self._rows = prices.state, prices.rows
         self.terms, self._lines, self.best = prices.terms, prices.lines, prices.best
@@ -141,6 +146,18 @@ class Field(Candidates):
         numbers = self._board.stores.numbers
         size, prompt_tokens = query.block_tokens, query.prompt_tokens
         return runs_of(b, c, shown, depths, speeds, numbers, size, prompt_tokens)
+
+    def delays_ms(self) -> np.ndarray:
+        """What the answers that run at each candidate, and the next one where only answers are
+        given, wait for the prompt together, float64 (fit,). The longer gaps are there, the more of
+        it counts: all where they are not well within what was promised, none without a promise."""
+        if math.isinf(self._promised_ms):
+            return np.zeros(len(self.replicas))
+        board, rows = self._board, self._rows
+        answers = np.maximum(0.0, board.table[rows, _RUNNING]) + board.decode_only[rows]
+        used = next_answer_ms(board, 0)[rows] / (WELL_WITHIN * self._promised_ms)
+        delays_ms: np.ndarray = answers * self.terms[:, _OWN] * np.minimum(1.0, used) ** 2
+        return delays_ms
 
     def most_cached_tokens(self) -> int:
         """Of the prompt, where most of it is warm; 0 where nobody may take it."""

@@ -1,9 +1,10 @@
 """Who may be asked by what it is there for: one prices the others where these can't.
 
-A role is a preference. Those that compute prompts for others answer nobody while those that answer
-keep up: where tokens would come sooner between the prompts of one that computes, there are too many
-of the latter, and they answer too. Those that answer get no long cold prompt
-while one that does both can take it; what a hand-off brings them is not cold.
+A role is a preference, worth as much as what was promised of the gaps between an answer's tokens.
+Where nothing was, or they stay well within it, roles only break ties: whoever is cheapest computes
+and answers, as if all did both. Else those that compute prompts for others answer nobody while
+those that answer keep up, and these get no long cold prompt while one that does both can take it.
+What a hand-off brings them is not cold.
 """
 
 from __future__ import annotations
@@ -12,82 +13,90 @@ from collections.abc import Callable
 
 import numpy as np
 
+from router.choice.gaps import WELL_WITHIN, next_answer_ms
 from router.choice.route import RouteQuery
-from router.choice.sheet import FIT, ROW, TERMS, Prices
+from router.choice.sheet import FIT, TERMS, Prices
 from router.fleet.board import Board
 
-SOONER = 1.1
-"""By so much tokens must come sooner where prompts are computed: next prompts come there first."""
+MUCH_SOONER = 2.0
+"""Beyond that those that answer don't keep up, whatever was promised."""
 
-FULL = 3.0
-"""Where there is no seat, a token comes so many times later: others end first."""
+TIE_SHARE, TIE_MS = 0.02, 1.0
+"""Of a prompt's prefill, and at least: no difference that can be known."""
 
-_CACHED = TERMS.index("cached_tokens")
-_PACE = [
-    ROW.index(name)
-    for name in (
-        "base", "per_row", "per_context", "rows", "context_tokens", "busy",
-        "b", "step_tokens", "requests", "max_running",
-    )
-]  # fmt: skip
-
-LEAST_MS = 1e-3
-"""Of a step: before anything was learnt it may be said to take no time."""
+_SCORE, _SAVED, _PREFILL, _CACHED = map(
+    TERMS.index, ("score", "saved_prefill_ms", "prefill_ms", "cached_tokens")
+)
 
 Price = Callable[[np.ndarray | None], Prices]
 """Prices whoever is asked, uint8 (n,), or everybody."""
 
 
 def price_by_role(
-    board: Board, query: RouteQuery, asked: np.ndarray, long_tokens: int, price: Price
+    board: Board,
+    query: RouteQuery,
+    asked: np.ndarray,
+    long_tokens: int,
+    promised_ms: float,
+    price: Price,
 ) -> tuple[Prices, np.ndarray]:
-    """The prices of those that the role allows, and whom it bars: bool (n,)."""
-    barred = ~board.prefill_only if query.computes else board.prefill_only
-    prices = price(asked & ~barred)
+    """The prices of those that the role allows, and whom it bars: bool (n,). `promised_ms`: the
+    tightest objective of answers there, infinity for none."""
     if query.computes:
-        return prices, barred
+        return price(asked & board.prefill_only), ~board.prefill_only
+    barred = np.zeros_like(board.prefill_only)
+    if query.itl_deadline_ms is not None:
+        own_ms, anybody = query.itl_deadline_ms, asked != 0
+        barred = board.prefill_only & ~helping(board, query.prompt_tokens, anybody, own_ms)
+    prices = price(asked & ~barred)
     if not len(prices.terms):
         return price(asked), np.zeros_like(barred)
-    helpers = helping(board, query.prompt_tokens, prices.state == FIT)
-    if (asked & helpers).any():
-        barred = barred & ~helpers
-        prices = price(asked & ~barred)
     cold = _cold(board, query, prices, long_tokens)
-    if not cold.any():
+    others = (board.prefill_only & ~barred) | cold
+    waits = cold & (next_answer_ms(board, 0) > WELL_WITHIN * promised_ms)
+    if waits.any() and _does_both(board, prices):
+        barred = barred | waits
+        prices = price(asked & ~barred)
+    if not _tie(prices, others):
         return prices, barred
-    barred = barred | cold
+    barred = barred | others
     return price(asked & ~barred), barred
 
 
-def helping(board: Board, prompt_tokens: int, fit: np.ndarray) -> np.ndarray:
-    """Those that compute prompts, where the tokens of an answer come sooner than from any of the
-    others that are `fit`, bool (n,)."""
-    token_ms = _token_ms(board, prompt_tokens)
+def helping(board: Board, prompt_tokens: int, fit: np.ndarray, promised_ms: float) -> np.ndarray:
+    """Those that compute prompts and may answer all the same, bool (n,): where tokens come well
+    within what was promised, or much sooner than from any of the others that are `fit`, bool
+    (n,)."""
+    token_ms = next_answer_ms(board, prompt_tokens)
     soonest_ms = token_ms[fit & ~board.prefill_only].min(initial=np.inf)
-    return board.prefill_only & (SOONER * token_ms < soonest_ms)
+    kept = token_ms <= WELL_WITHIN * promised_ms
+    helpers: np.ndarray = board.prefill_only & (kept | (MUCH_SOONER * token_ms < soonest_ms))
+    return helpers
 
 
-def _token_ms(board: Board, prompt_tokens: int) -> np.ndarray:
-    """Between two tokens of one more answer, in the mean over time: in the share of it that prompts
-    take, a token comes with each piece of a prompt."""
-    base, per_row, per_context, rows, context, busy, b, piece, requests, seats = board.table[
-        :, _PACE
-    ].T
-    step_ms = base + per_row * (rows + 1) + per_context * (context + prompt_tokens)
-    step_ms = np.maximum(LEAST_MS, step_ms)
-    token_ms = 1.0 / ((1.0 - busy) / step_ms + busy / (step_ms + b * piece))
-    return np.where(requests >= seats, FULL * token_ms, token_ms)
+def margin_ms(terms: np.ndarray) -> float:
+    """What a role is worth where nothing else is at stake: of the cheapest one's terms."""
+    return max(TIE_MS, TIE_SHARE * float(terms[_SAVED] + terms[_PREFILL]))
+
+
+def _tie(prices: Prices, others: np.ndarray) -> bool:
+    """Whether somebody else costs no more than the cheapest, who is one of these."""
+    rest = ~others[prices.rows]
+    if rest.all() or not rest.any():
+        return False
+    scores = prices.terms[:, _SCORE]
+    best = int(scores.argmax())
+    return bool(scores[rest].max() >= scores[best] - margin_ms(prices.terms[best]))
+
+
+def _does_both(board: Board, prices: Prices) -> bool:
+    return bool((~board.prefill_only & ~board.decode_only)[prices.rows].any())
 
 
 def _cold(board: Board, query: RouteQuery, prices: Prices, long_tokens: int) -> np.ndarray:
-    """Of those that answer only, who would have to compute much: where one that does both can, bool
-    (n,). Who only helps out takes none of it away: it has prompts of its own.
-
-    What is cold is told by the terms, so it takes a second pricing: of mixed fleets alone."""
+    """Of those that answer only, who would have to compute much: bool (n,)."""
     found = np.zeros(len(prices.state), bool)
     fit = np.flatnonzero(prices.state == FIT)
-    answering = board.decode_only[fit]
-    if (~answering & ~board.prefill_only[fit]).any():
-        computed = query.prompt_tokens - prices.terms[:, _CACHED]
-        found[fit[answering & (computed >= long_tokens)]] = True
+    computed = query.prompt_tokens - prices.terms[:, _CACHED]
+    found[fit[board.decode_only[fit] & (computed >= long_tokens)]] = True
     return found

@@ -35,6 +35,7 @@ class RouteQuery(Struct, frozen=True):
     (warming, tests); then locality, load and roles only explain. `computes`: no answer is wanted,
     only the prompt's blocks, of a replica that computes them for others. `hand_off`: what such a
     one has done before. `adapter`: name and digest of the LoRA adapter that it needs.
+    `itl_deadline_ms`: the objective for its gaps between tokens, in the mean.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class RouteQuery(Struct, frozen=True):
     max_tokens: int
     block_tokens: int
     ttft_deadline_ms: float | None = None
+    itl_deadline_ms: float | None = None
     priority: int = 0
     exclude: frozenset[str] = frozenset()
     pin: str | None = None

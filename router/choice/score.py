@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from router.choice.field import Field
+from router.choice.gaps import Promises
 from router.choice.pricer import pricer
 from router.choice.reserve import Ledger
 from router.choice.roles import helping, price_by_role
@@ -42,6 +43,7 @@ class Scorer:
         self._optimistic = optimistic
         self._router_boot = router_boot
         self._long_tokens = long_tokens
+        self._promises = Promises()
         self._pricer = pricer()
         self._boards: dict[str, Board] = {}
         self._board_of: dict[str, Board] = {}
@@ -81,15 +83,22 @@ class Scorer:
         if not roles:
             return Field(board, query, now_s, price(asked), below, adapter_ms, None)
         anybody = sheet.everybody if asked is None else asked
-        prices, barred = price_by_role(board, query, anybody, self._long_tokens, price)
-        return Field(board, query, now_s, prices, below, adapter_ms, barred)
+        promised_ms = self._promises.of(query.pool, now_s)
+        if query.itl_deadline_ms is not None:
+            promised_ms = min(promised_ms, query.itl_deadline_ms)
+        prices, barred = price_by_role(board, query, anybody, self._long_tokens, promised_ms, price)
+        return Field(board, query, now_s, prices, below, adapter_ms, barred, promised_ms)
 
-    def helpers(self, pool: str) -> list[Member]:
+    def placed(self, query: RouteQuery, now_s: float) -> None:
+        """Remember the objective for its gaps."""
+        self._promises.note(query.pool, query.itl_deadline_ms, now_s)
+
+    def helpers(self, pool: str, now_s: float) -> list[Member]:
         """Those that compute prompts and answer all the same now."""
-        board = self._board(pool)
+        board, promised_ms = self._board(pool), self._promises.of(pool, now_s)
         fit = board.table[:, _BARRED] == 0
-        helping_rows = np.flatnonzero(helping(board, 0, fit) & fit)
-        return [board.members[row] for row in helping_rows.tolist()]
+        rows = np.flatnonzero(helping(board, 0, fit, promised_ms) & fit)
+        return [board.members[row] for row in rows.tolist()]
 
     def _below(self, query: RouteQuery, board: Board) -> Below | None:
         """What lies below the devices; None where nobody shows any of it."""

@@ -108,6 +108,7 @@ class Job(Struct, frozen=True, kw_only=True):
             max_tokens=self.sampling.n * self.sampling.max_tokens - leg.carried_tokens,
             block_tokens=self.block_tokens,
             ttft_deadline_ms=self.ttft_due_ms(leg),
+            itl_deadline_ms=self.itl_deadline_ms,
             priority=self.priority,
             exclude=unable | leg.failed,
             pin=self.pin,

@@ -84,6 +84,7 @@ def _tenant() -> Json:
         "priority": whole(-100, 100),
         "deadline_class": one_of("interactive", "standard", "batch"),
         "ttft_deadline_ms": number(0, 86_400_000),
+        "itl_deadline_ms": number(0, 86_400_000),
         "warm_share": number(0, 1),
         "degrade": items(one_of(*get_args(Degradation)), 4),
     }

@@ -27,6 +27,7 @@ _POLICY: Table = {
     "priority": Field("priority", integer(-100, 100)),
     "deadline_class": Field("deadline_class", one_of("interactive", "standard", "batch")),
     "ttft_deadline_ms": Field("ttft_deadline_ms", decimal(0.0, 86_400_000.0)),
+    "itl_deadline_ms": Field("itl_deadline_ms", decimal(0.0, 86_400_000.0)),
     "warm_share": Field("warm_share", decimal(0.0, 1.0)),
     "degrade": Field(
         "degrade",

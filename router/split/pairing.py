@@ -3,11 +3,13 @@
 Both ways are priced by the choice's own terms, in ms: the prompt at the one that computes (its
 queue included), the blocks on their way through a store that both reach (that of another host too),
 and what is left to do at the one that answers, against the best replica that would do everything.
+Where answers were promised gaps that need it, what they wait for a prompt counts as well.
 No await, no state but what was learnt of how long blocks take to be written.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,10 +19,11 @@ from msgspec.structs import replace
 from events.load import DECODE, PREFILL
 from router.choice.choose import RouterBrain
 from router.choice.cost import TERMS
+from router.choice.field import Field
+from router.choice.roles import margin_ms
 from router.choice.route import HandOff, RouteQuery
 from router.fleet.member import Member
 from router.fleet.stores import reads
-from router.policies.base import Candidates
 from router.split.quota import DecodeQuota
 
 SHORT, NOBODY_COMPUTES, NO_STORE, QUOTA, COLOCATED = (
@@ -45,10 +48,6 @@ FORGET_S = 10.0
 """What was learnt of a store counts half after this: a slow one is not asked, and nothing is learnt
 of whom one does not ask."""
 
-GUARD = 0.5
-"""A prompt computed where only answers are given counts so much more: whoever is answered there
-waits for it, and whoever is answered there next."""
-
 _COST = [
     TERMS.index(name)
     for name in (
@@ -56,7 +55,7 @@ _COST = [
         "harm_ms", "eviction_ms", "overload_ms", "lateness_ms",
     )
 ]  # fmt: skip
-_TTFT, _PREFILL, _TRANSFER = map(TERMS.index, ("ttft_ms", "prefill_ms", "transfer_ms"))
+_TTFT, _TRANSFER = map(TERMS.index, ("ttft_ms", "transfer_ms"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +92,16 @@ class _Late:
 
 
 class Pairing:
-    """`min_tokens`: a prompt of which less must be computed is short. `guard`: how much more a
-    prompt counts where only answers are given."""
+    """`min_tokens`: a prompt of which less must be computed is short. `always`: whatever can be
+    handed off is, for comparison."""
 
     def __init__(
-        self, brain: RouterBrain, quota: DecodeQuota, min_tokens: int, guard: float = GUARD
+        self, brain: RouterBrain, quota: DecodeQuota, min_tokens: int, always: bool = False
     ) -> None:
         self._brain = brain
         self._quota = quota
         self.min_tokens = min_tokens
-        self._guard = guard
+        self._always = always
         self._late: dict[str, _Late] = {}
 
     def splits(self, pool: str) -> bool:
@@ -118,10 +117,9 @@ class Pairing:
         alone = self._brain.survey(query)
         if not len(alone):
             return NOBODY_COMPUTES
-        computed, colocated_ms = query.prompt_tokens - _cached(alone), self._colocated_ms(alone)
-        if computed < self.min_tokens:
+        if query.prompt_tokens - _cached(alone) < self.min_tokens:
             return SHORT
-        return self._best(query, blocks, colocated_ms)
+        return self._best(query, blocks, math.inf if self._always else self._colocated_ms(alone))
 
     def learn(self, store: str, late_ms: float) -> None:
         """A hand-off over a store took so much longer than its prefill was to take."""
@@ -150,14 +148,14 @@ class Pairing:
             return COLOCATED if pairs else why
         return best if best.split_ms < colocated_ms else COLOCATED
 
-    def _colocated_ms(self, alone: Candidates) -> float:
-        """The least that one place for both costs."""
+    def _colocated_ms(self, alone: Field) -> float:
+        """The least that one place for both costs; more by what its role is worth, where that is
+        another one."""
         costs = _costs(alone)
-        for place, replica in enumerate(alone.replicas):
-            member = self._brain.fleet.member(replica)
-            if member is not None and member.hello.role == DECODE:
-                costs[place] += self._guard * max(1.0, alone.terms[place, _PREFILL])
-        return float(costs.min())
+        at = int(costs.argmin())
+        member = self._brain.fleet.member(alone.replicas[at])
+        strays = member is not None and member.hello.role in (PREFILL, DECODE)
+        return float(costs[at]) + strays * margin_ms(alone.terms[at])
 
     def _computing(self, query: RouteQuery, blocks: int) -> list[_Place]:
         """Those that could compute it, cheapest first."""
@@ -249,11 +247,12 @@ def _by_store(places: list[_Place]) -> Iterator[tuple[str, _Place]]:
                 yield store, place
 
 
-def _costs(candidates: Candidates) -> np.ndarray:
+def _costs(field: Field) -> np.ndarray:
     """What it costs at each, in ms."""
-    return candidates.terms[:, _COST].sum(axis=1)
+    costs: np.ndarray = field.terms[:, _COST].sum(axis=1) + field.delays_ms()
+    return costs
 
 
-def _cached(candidates: Candidates) -> int:
+def _cached(field: Field) -> int:
     """Tokens of the prompt that the cheapest need not compute."""
-    return int(candidates.best.cached_tokens)
+    return int(field.best.cached_tokens)

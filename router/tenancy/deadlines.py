@@ -31,6 +31,6 @@ def deadlines_of(policy: TenantPolicy, config: RouterConfig) -> Deadlines:
     return Deadlines(
         first_token_timeout_s=limit_s,
         ttft_ms=policy.ttft_deadline_ms or ttft_ms,
-        itl_ms=INTERACTIVE_ITL_MS if interactive else None,
+        itl_ms=policy.itl_deadline_ms or (INTERACTIVE_ITL_MS if interactive else None),
         priority=BATCH_PRIORITY if batch else policy.priority,
     )

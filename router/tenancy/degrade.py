@@ -44,7 +44,9 @@ def degraded(tenant: Tenant, asked: Asked, room_tokens: int) -> Degraded:
             controls = changed
             names.append(name)
     if "batch" in tenant.policy.degrade and tenant.policy.deadline_class != "batch":
-        policy = structs.replace(tenant.policy, deadline_class="batch", ttft_deadline_ms=0.0)
+        policy = structs.replace(
+            tenant.policy, deadline_class="batch", ttft_deadline_ms=0.0, itl_deadline_ms=0.0
+        )
         tenant = replace(tenant, policy=policy)
         names.append("batch")
     return Degraded(structs.replace(asked, controls=controls), tenant, tuple(names))

@@ -22,6 +22,7 @@ from configs.schema import (
     ModelConfig,
     ReplicaConfig,
     RouterConfig,
+    TenantConfig,
 )
 from events.server import EmbeddedNats
 from kvstore.kvd.place import host_store_name
@@ -95,6 +96,8 @@ class TwoHosts:
                 ReplicaConfig(id=name, role=role, dtype="float32")  # type: ignore[arg-type]
                 for name, role in roles
             ),
+            # Gaps between tokens that nobody keeps: roles are needed.
+            tenants=(TenantConfig(name="anonymous", itl_deadline_ms=0.01),),
             kv=KvConfig(
                 host=str(self.folder / f"{host}.sock"),
                 host_bytes=16 << 20,

@@ -41,10 +41,10 @@ class SimSplitter:
     """Of one life of a router."""
 
     def __init__(
-        self, brain: RouterBrain, config: RouterConfig, guard: float, agenda: Agenda
+        self, brain: RouterBrain, config: RouterConfig, always: bool, agenda: Agenda
     ) -> None:
         self.quota = DecodeQuota(brain.ledger, brain.peers, config.split_decode_share)
-        self._pairing = Pairing(brain, self.quota, config.split_min_tokens, guard)
+        self._pairing = Pairing(brain, self.quota, config.split_min_tokens, always)
         self._brain = brain
         self._agenda = agenda
 

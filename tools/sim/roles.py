@@ -6,7 +6,6 @@ with all replicas doing both, with every long prompt handed off, and as the rout
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -45,9 +44,10 @@ def roles_report(
     runs = [figures(COLOCATED, trace, base, slo_ttft_s, slo_tpot_ms)]
     for ratio in _near(found, chosen):
         say(f"simulating {ratio.name}: {OURS}, then {ALWAYS}")
-        split = replace(base, replicas=0, prefill=ratio.prefill, decode=ratio.decode)
+        roles = {"replicas": 0, "prefill": ratio.prefill, "decode": ratio.decode}
+        split = replace(base, **roles, itl_deadline_ms=slo_tpot_ms)
         runs.append(figures(OURS, trace, split, slo_ttft_s, slo_tpot_ms))
-        forced = replace(split, guard=math.inf)
+        forced = replace(split, always_split=True)
         runs.append(figures(ALWAYS, trace, forced, slo_ttft_s, slo_tpot_ms))
     return {
         "work": asdict(work),

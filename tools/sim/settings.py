@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from configs.schema import Eviction, ReplicaConfig, RouterConfig
 from events.load import BOTH, DECODE, PREFILL
-from router.split.pairing import GUARD
 from tools.sim.faults import Fault
 from tools.sim.profiles import DEVICES, Device
 from tools.sim.tiers import TierSpec
@@ -15,6 +14,9 @@ from tools.sim.wire import RELIABLE, BusFaults
 CLAIRVOYANT = "clairvoyant"
 SOUGHT = "sought"
 """Stands for the load where that is what was looked for."""
+
+NOBODY_KEEPS_MS = 1e-3
+"""Between two tokens."""
 
 DEFAULT_DEVICE = DEVICES["h100-8b"]
 ITL_TARGET_MS = ReplicaConfig(id="").itl_target_ms
@@ -25,21 +27,22 @@ class Settings:
     """`load`: device time that the requests would take without any cache, as a multiple of what
     the replicas have; None leaves the trace's own times. `speeds` scales replicas by name; `muted`
     names those without events; `tiers` lie below the device, nearest first. Beside `replicas` that
-    do everything, `prefill` and `decode` of the other roles; a prompt that one of the latter
-    computes counts `guard` times more: with infinity it computes none that can be handed off, and
-    prompts of fewer than `split_min_tokens` are not. Raises ValueError where names are nobody's,
+    do everything, `prefill` and `decode` of the other roles. `itl_deadline_ms` is what requests
+    say of their gaps; where prompts are `always_split`, all are handed off that can be; of fewer
+    than `split_min_tokens` none is. Raises ValueError where names are nobody's,
     all are to die, or prompts have no way to those that answer."""
 
     policy: str
     replicas: int = 8
     prefill: int = 0
     decode: int = 0
-    guard: float = GUARD
+    always_split: bool = False
     split_min_tokens: int = RouterConfig().split_min_tokens
     load: float | None = 0.75
     device: Device = DEFAULT_DEVICE
     kv_tokens: int = 1_048_576
     itl_target_ms: float = ITL_TARGET_MS
+    itl_deadline_ms: float | None = None
     eviction: Eviction = "segmented"
     tiers: tuple[TierSpec, ...] = ()
     seed: int = 1
@@ -63,6 +66,12 @@ class Settings:
             raise ValueError("some replicas have to answer")
         if self.prefill and not any(tier.shared for tier in self.tiers):
             raise ValueError("those that compute prompts need a store that all share")
+
+    @property
+    def promised_ms(self) -> float | None:
+        """What the router is told of gaps: of prompts that are always split, that nobody keeps
+        it."""
+        return NOBODY_KEEPS_MS if self.always_split else self.itl_deadline_ms
 
     @property
     def names(self) -> tuple[str, ...]:

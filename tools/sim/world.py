@@ -150,7 +150,7 @@ class World:
         self.brain = RouterBrain(
             self._fleet, config, self._agenda, random.Random(self._settings.seed)
         )
-        self._splitter = SimSplitter(self.brain, config, self._settings.guard, self._agenda)
+        self._splitter = SimSplitter(self.brain, config, self._settings.always_split, self._agenda)
 
     def _arrive(self, call: Call) -> Record:
         record = Record(call.tenant, self._agenda.now_s, call.prompt_tokens, call.output_tokens)
@@ -222,6 +222,7 @@ class World:
             prompt_tokens=call.prompt_tokens,
             max_tokens=request.params.max_tokens,
             block_tokens=self._trace.block_tokens,
+            itl_deadline_ms=self._settings.promised_ms,
             exclude=entry.failed,
             pin=self._foreseen(request),
             hand_off=entry.hand_off,

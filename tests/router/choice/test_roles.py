@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from events.decision import RouteDecision
+from router.choice.gaps import KEPT_S
 from router.choice.route import NoReplica
 from tests.router.kit import BLOCK_TOKENS, World, hello, load, prompt
 
 LONG = prompt((1, 40))
 SHORT = prompt((2, 4))
+WAITED_FOR = load(queued_prefill_tokens=900, waiting=1, running=8)
 
 
 def world_of(**roles: str) -> World:
@@ -25,38 +27,42 @@ def filtered(decision: RouteDecision) -> dict[str, str | None]:
 
 
 def test_who_computes_for_others_answers_nobody() -> None:
-    world = world_of(p0="prefill", d0="decode")
-    decision = world.decide(SHORT)
-    assert filtered(decision) == {"d0": None, "p0": "role"}
-    assert decision.replica == "d0"
+    for promised_ms in (None, 100.0, 1_000.0):
+        world = world_of(p0="prefill", d0="decode")
+        decision = world.decide(SHORT, itl_deadline_ms=promised_ms)
+        assert filtered(decision) == {"d0": None, "p0": "role"}
+        assert decision.replica == "d0"
 
 
-def test_who_computes_for_others_answers_too_while_tokens_come_sooner_there() -> None:
+def test_where_nothing_was_promised_a_role_only_breaks_ties() -> None:
     world = world_of(p0="prefill", d0="decode", d1="decode")
-    busy = load(running=25, running_context_tokens=9_000)
-    world.fleet.on_load("d0", 1, busy)
+    world.fleet.on_load("d0", 1, WAITED_FOR)
     assert filtered(world.decide(SHORT))["p0"] == "role"  # d1 is idle
-    world.fleet.on_load("d1", 1, busy)
+    world.fleet.on_load("d1", 1, WAITED_FOR)
     decision = world.decide(SHORT)
-    assert filtered(decision)["p0"] is None
+    assert filtered(decision) == {"p0": None, "d0": None, "d1": None}
     assert decision.replica == "p0"
-    # Between the prompts that it computes tokens would come no sooner.
-    world.keep_busy("p0")
-    for name in ("d0", "d1"):
-        world.fleet.on_load(name, 1, busy)
-    assert filtered(world.decide(SHORT))["p0"] == "role"
 
 
-def test_prompts_count_where_answers_are_given_too() -> None:
-    """With one row each: tokens come later where prompts take most of the time."""
+def test_who_computes_for_others_answers_too_where_tokens_come_well_within_the_promise() -> None:
     world = world_of(p0="prefill", d0="decode")
-    for name in ("p0", "d0"):
-        world.fleet.on_load(name, 1, load(running=1, running_context_tokens=100))
-    assert filtered(world.decide(SHORT))["p0"] == "role"
-    world.keep_busy("d0")
-    for name in ("p0", "d0"):
-        world.fleet.on_load(name, 1, load(running=1, running_context_tokens=100))
+    world.fleet.on_load("d0", 1, WAITED_FOR)
+    assert filtered(world.decide(SHORT, itl_deadline_ms=100.0))["p0"] == "role"
+    assert world.decide(SHORT, itl_deadline_ms=200.0).replica == "p0"
+    # Between the prompts that it computes they would come later.
+    world.keep_busy("p0")
+    for name, said in (("p0", load()), ("d0", WAITED_FOR)):
+        world.fleet.on_load(name, 1, said)
+    assert filtered(world.decide(SHORT, itl_deadline_ms=200.0))["p0"] == "role"
     assert filtered(world.decide(SHORT))["p0"] is None
+
+
+def test_who_computes_for_others_answers_too_where_those_that_answer_fall_far_behind() -> None:
+    world = world_of(p0="prefill", d0="decode")
+    world.fleet.on_load("d0", 1, load(running=10))
+    assert filtered(world.decide(SHORT, itl_deadline_ms=100.0))["p0"] == "role"
+    world.fleet.on_load("d0", 1, load(running=30))
+    assert world.decide(SHORT, itl_deadline_ms=100.0).replica == "p0"
 
 
 def test_only_those_are_asked_to_compute() -> None:
@@ -76,10 +82,23 @@ def test_where_nobody_else_is_there_it_answers_all_the_same() -> None:
 
 def test_a_long_cold_prompt_goes_to_one_that_does_both() -> None:
     world = world_of(d0="decode", r0="both")
+    assert filtered(world.decide(LONG)) == {"r0": None, "d0": "role"}
+    world = world_of(d0="decode", r0="both")
     world.fleet.on_load("r0", 1, load(queued_prefill_tokens=5_000, waiting=1))
-    decision = world.decide(LONG)
+    assert world.decide(LONG).replica == "d0"
+
+
+def test_where_answers_were_promised_more_it_waits_for_one_that_does_both() -> None:
+    world = world_of(d0="decode", r0="both")
+    world.fleet.on_load("r0", 1, load(queued_prefill_tokens=5_000, waiting=1))
+    assert world.decide(SHORT, itl_deadline_ms=100.0).replica == "d0"
+    decision = world.decide(LONG)  # what others were promised counts
     assert filtered(decision) == {"r0": None, "d0": "role"}
-    assert world.decide(SHORT).replica == "d0"
+    world.clock.pass_s(KEPT_S + 1)
+    for name, said in (("d0", load()), ("r0", load(queued_prefill_tokens=9_000, waiting=1))):
+        world.fleet.on_load(name, 1, said)
+        world.hold(name)
+    assert world.decide(prompt((3, 40))).replica == "d0"
 
 
 def test_a_long_prompt_that_is_warm_goes_where_it_is_warm() -> None:

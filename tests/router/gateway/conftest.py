@@ -15,7 +15,7 @@ from configs.model.card import ModelCard, load_card
 from events.load import DECODE, PREFILL
 from router.dispatch.chutes import chute_kernels
 from tests.fakes.replica import FakeReplica
-from tests.router.gateway.halves import compute, enter
+from tests.router.gateway.halves import compute, enter, promise
 from tests.router.gateway.house import House
 from tests.router.gateway.rig import Rig
 
@@ -59,9 +59,10 @@ async def house(build: Callable) -> House:
 
 
 @pytest.fixture
-async def split(build: Callable) -> House:
+async def split(build: Callable, http: aiohttp.ClientSession) -> House:
     """One that computes, one that answers, and a store that both reach."""
     house: House = await build(replicas=0)
+    await promise(house, http)
     for name, role in (("p0", PREFILL), ("d0", DECODE)):
         await enter(house, name, role)
     house.replicas[0].script = compute

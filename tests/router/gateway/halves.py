@@ -14,6 +14,14 @@ LONG = {**COMPLETION, "prompt": "a long prompt about many things " * 30}
 STORE = ("host:/kvd",)
 
 
+async def promise(house: House, http: aiohttp.ClientSession) -> None:
+    """Gaps between tokens that nobody keeps: roles are needed."""
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    url = f"{house.url}/router/tenants/anonymous"
+    async with http.put(url, json={"itl_deadline_ms": 1.0}, headers=headers) as response:
+        assert response.status == 200
+
+
 async def enter(house: House, name: str, role: str, **changes: Any) -> FakeReplica:
     replica = house.new_replica(name, role=role, tiers=STORE, **changes)
     house.replicas.append(replica)

@@ -167,6 +167,7 @@ async def chat(house: House, http: aiohttp.ClientSession) -> int:
         ({"priority": 7, "deadline_class": "interactive"}, (7, 10_000.0, 250.0, 1.0)),
         ({"priority": 7, "deadline_class": "batch"}, (-100, 600_000.0, None, 1.0)),
         ({"ttft_deadline_ms": 1_500.0, "weight": 4.0}, (0, 1_500.0, None, 4.0)),
+        ({"itl_deadline_ms": 40.0, "deadline_class": "interactive"}, (0, 10_000.0, 40.0, 1.0)),
     ],
 )
 async def test_priority_weight_and_deadlines_reach_the_replica(

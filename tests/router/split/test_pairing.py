@@ -23,6 +23,9 @@ from tests.router.kit import BLOCK_TOKENS, POOL, World, hello, load, prompt
 
 LONG = prompt((1, 60))
 SHARED = ("host:/kvd",)
+TIGHT_MS = 60.0
+"""Not much more than one row's step takes: roles are needed."""
+
 FAST = (FetchFit(latency=1.0, per_block=0.1),)
 
 
@@ -53,7 +56,7 @@ class Split(World):
         self.fleet.on_load(name, 1, load(**{"fetch": FAST, **changes}))
 
     def plan(self, **changes: object) -> Pair | str:
-        return self.pairing.plan(self.query(LONG, **changes))
+        return self.pairing.plan(self.query(LONG, **{"itl_deadline_ms": TIGHT_MS, **changes}))
 
 
 def test_a_long_cold_prompt_is_computed_by_one_and_answered_by_another() -> None:
@@ -97,14 +100,26 @@ def test_a_congested_one_that_computes_is_left_alone() -> None:
     assert world.plan() == COLOCATED
 
 
-def test_behind_a_queue_of_one_that_helps_out_those_that_answer_compute() -> None:
-    """Between its prompts tokens come sooner at p0, but more prompts have to wait there."""
+def test_where_nothing_was_promised_a_role_only_breaks_ties() -> None:
+    world = Split(p0="prefill", d0="decode")
+    assert isinstance(world.plan(itl_deadline_ms=None), Pair)
+    world.say("d0", fetch=(FetchFit(latency=10.0, per_block=1.0),))
+    assert isinstance(world.plan(), Pair)
+    world = Split(p0="prefill", d0="decode")
+    world.say("d0", fetch=(FetchFit(latency=10.0, per_block=1.0),))
+    assert world.plan(itl_deadline_ms=None) == COLOCATED
+
+
+def test_the_nearer_gaps_come_to_the_promise_the_longer_a_prompt_waits_elsewhere() -> None:
+    """Behind the queue of the one that computes, or among those that it would keep waiting."""
     world = Split(p0="prefill", d0="decode")
     world.say("d0", running=8)
-    assert "p0" in {member.replica for member in world.brain.helpers(POOL)}
-    world.say("p0", queued_prefill_tokens=9_000, waiting=9)
-    assert world.plan() == COLOCATED
-    assert world.decide(LONG).replica == "d0"
+    world.say("p0", queued_prefill_tokens=2_000, waiting=2)
+    assert world.plan(itl_deadline_ms=None) == COLOCATED
+    assert world.plan(itl_deadline_ms=1_000.0) == COLOCATED
+    assert isinstance(world.plan(itl_deadline_ms=100.0), Pair)
+    world.say("p0", queued_prefill_tokens=12_000, waiting=9)
+    assert world.plan(itl_deadline_ms=100.0) == COLOCATED
 
 
 def test_one_that_does_both_and_is_idle_needs_nobody() -> None:
@@ -214,7 +229,7 @@ def test_what_was_brought_counts_before_any_digest_shows_it() -> None:
 def test_a_deadline_counts_what_the_hand_off_takes() -> None:
     world = Split(p0="prefill", r0="both")
     world.say("r0", running=1, queued_prefill_tokens=200, waiting=1)
-    query = world.query(LONG, ttft_deadline_ms=2_000.0)
+    query = world.query(LONG, ttft_deadline_ms=2_000.0, itl_deadline_ms=TIGHT_MS)
     relaxed = world.pairing.plan(query)
     world.say("p0", queued_prefill_tokens=500, waiting=1)
     tight = world.pairing.plan(replace(query, ttft_deadline_ms=970.0))
@@ -227,7 +242,7 @@ def test_a_place_to_be_answered_is_what_the_queue_waits_for() -> None:
     credit = Credit(world.fleet, world.brain.ledger, 1e9, world.clock)
     for seed in range(10):
         assert credit.room(POOL)
-        world.decide(prompt((100 + seed, 2)))
+        world.decide(prompt((100 + seed, 2)), itl_deadline_ms=TIGHT_MS)
     assert not credit.room(POOL)
     world.fleet.on_gone("d0", 1, "dead")
     assert credit.room(POOL)
@@ -240,7 +255,7 @@ def test_a_place_at_one_that_helps_is_one() -> None:
     placed = []
     for seed in range(14):
         assert credit.room(POOL)
-        placed.append(world.decide(prompt((100 + seed, 2))).replica)
+        placed.append(world.decide(prompt((100 + seed, 2)), itl_deadline_ms=TIGHT_MS).replica)
     assert placed == ["d0"] * 10 + ["p0"] * 4
     # As busy as this it is left to its prompts, even while nobody else has a seat.
     world.keep_busy("p0")
@@ -249,4 +264,5 @@ def test_a_place_at_one_that_helps_is_one() -> None:
     world.clock.pass_s(1.0)
     world.say("p0", running=4)
     world.say("d0", running=10)
+    world.decide(prompt((200, 2)), itl_deadline_ms=TIGHT_MS)
     assert not credit.room(POOL)
