@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from events.output import CoreDelta, CoreFinish, TokenLogprob, Usage
+from events.output import CoreDelta, CoreFinish, StepFrame, TokenLogprob, Usage
 from events.request import Hold, Resume
+from events.wire import encode
 from replica.front.mailbox import Mailbox, payload_bytes
 from tests.replica.front.rig import request, rig
 from tests.waiting import until
@@ -214,3 +215,38 @@ async def test_a_router_hold_survives_the_mailbox_being_emptied() -> None:
         assert front.engine.calls == [("hold", child)]
         await router.send(Resume(request_id="r1", attempt=1))
         await until(lambda: front.engine.calls == [("hold", child), ("resume", child)])
+
+
+def test_what_is_told_of_a_prompt_survives_merging() -> None:
+    box = Mailbox(0, HARD)
+    first = CoreDelta("r", 1, 0, "a", (1,), (), Usage(2, 0, 1), None, (TokenLogprob(7, -0.5),))
+    box.put(first)
+    assert box.put(delta(0, 2))
+    (merged,) = box.take(STEP)
+    assert merged.prompt_logprobs == first.prompt_logprobs
+    assert merged.token_ids == (1, 2)
+
+
+def test_a_bound_that_is_met_is_not_passed() -> None:
+    one = delta(0, 1)
+    probe = Mailbox(10**6, 10**6)
+    probe.put(one)
+    exact = Mailbox(probe.bytes, probe.bytes)
+    exact.put(one)
+    assert exact.low
+    assert not exact.full
+    tight = Mailbox(probe.bytes - 1, probe.bytes - 1)
+    tight.put(one)
+    assert not tight.low
+    assert tight.full
+
+
+def test_alternatives_take_room_as_they_do_on_the_wire() -> None:
+    def sized(alternatives: int) -> tuple[int, int]:
+        top = tuple((40_000 + place, -1.0 - place) for place in range(alternatives))
+        logprobs = (TokenLogprob(1, -1.0, top),)
+        found = CoreDelta("r", 1, 0, "x", (1,), logprobs, Usage(9, 3, 1))
+        return payload_bytes(found), len(encode(StepFrame(deltas=(found,))))
+
+    (few, few_wire), (many, many_wire) = sized(0), sized(20)
+    assert many - few >= 0.9 * (many_wire - few_wire)

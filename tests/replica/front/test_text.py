@@ -208,3 +208,15 @@ def test_what_is_held_is_the_longest_end_that_could_begin_a_stop(
     finder.push(text, armed=False)
     ends = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
     assert finder.held == max(ends, default=0)
+
+
+def test_the_end_token_is_counted_and_shown_nowhere() -> None:
+    stream = TokenStream(VOCABULARY, ["fox"])
+    stream.push(ord("a"))
+    stream.end_with(END_ID)
+    assert stream.finish().text == "a"
+    assert stream.tokens == 2
+    stopped = TokenStream(VOCABULARY, ["a"])
+    stopped.push(ord("a"))
+    stopped.end_with(END_ID)
+    assert stopped.tokens == 1
