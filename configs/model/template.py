@@ -114,12 +114,28 @@ def _unused_character(strings: Iterable[str]) -> str:
     raise TemplateError("the text uses every private character of Unicode")
 
 
+def _longest_of(spellings: Iterable[str]) -> str:
+    """A pattern of the longest of them that stands at a place. It looks at each letter once: one
+    after the other, hundreds of them that begin alike would take a second of a long text that is
+    written for it."""
+    rests: dict[str, list[str]] = {}
+    ends = False
+    for spelling in spellings:
+        ends |= not spelling
+        if spelling:
+            rests.setdefault(spelling[0], []).append(spelling[1:])
+    ways = [re.escape(letter) + _longest_of(each) for letter, each in rests.items()]
+    if len(ways) == 1 and not ends:
+        return ways[0]
+    return f"(?:{'|'.join(ways)})" + "?" * ends if ways else ""
+
+
 class _Breaker:
     """Finds markers, and breaks what a user's string could add to one."""
 
     def __init__(self, markers: Mapping[str, int]) -> None:
         self._spellings = sorted(markers, key=lambda text: (-len(text), text))
-        self.pattern = re.compile("|".join(map(re.escape, self._spellings)) or r"(?!)")
+        self.pattern = re.compile(_longest_of(self._spellings) or r"(?!)")
         self._heads = {text[:size] for text in markers for size in range(1, len(text))}
         self._tails = {text[-size:] for text in markers for size in range(1, len(text))}
         self._longest = max(map(len, self._spellings), default=0)

@@ -6,8 +6,9 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
+
+#include "markers.h"
 
 using std::string;
 using std::string_view;
@@ -150,17 +151,10 @@ struct Shelves {
     long most_bytes, most_tenant_bytes, bytes = 0;
     size_t large_bytes, small_bytes, tail_bytes;  // 0: nothing may be cut
     uint64_t seed;
+    Markers markers;
     std::unordered_map<uint64_t, Entry *> entries;
     std::unordered_map<string, Shelf *> shelves;
     Link oldest;
-
-    // Markers by their first byte, what they may begin and end with, and whether some have a byte that JSON may
-    // write in two ways.
-    std::vector<string> markers[256];
-    std::vector<unsigned char> firsts;
-    std::unordered_set<string> heads, tails;
-    bool may_end[256] = {false}, has_slash = false;
-    size_t longest = 0;
 
     // Of the prompt that is being made.
     Shelf *shelf = nullptr;
@@ -227,27 +221,6 @@ struct Shelves {
         }
     }
 
-    // Whether it may hold a marker, or complete one with what stands around it.
-    bool may_mark(string_view text) const {
-        if (text.empty() || !longest) return false;
-        for (const unsigned char first : firsts)
-            for (size_t at = text.find(char(first)); at != string_view::npos; at = text.find(char(first), at + 1))
-                if (begins_mark(text.substr(at, longest), first)) return true;
-        if (has_slash && text.substr(0, longest + 1).find("\\/") != string_view::npos) return true;
-        if (!may_end[static_cast<unsigned char>(text[0])]) return false;
-        for (size_t size = 1; size < longest && size <= text.size(); size++)
-            if (tails.count(string(text.substr(0, size)))) return true;
-        return false;
-    }
-
-    // Whether a marker may stand at the start of what is left of a text, or run out of it.
-    bool begins_mark(string_view rest, unsigned char first) const {
-        if (has_slash && rest.find("\\/") != string_view::npos) return true;
-        for (const string &marker : markers[first])
-            if (rest.substr(0, marker.size()) == marker) return true;
-        return rest.size() < longest && heads.count(string(rest));
-    }
-
     void miss(string_view text) {
         pieces.push_back({{}, long(missing.size())});
         missing.push_back({text.data(), int64_t(text.size())});
@@ -302,7 +275,7 @@ struct Shelves {
         };
         size_t most = 0;
         for (const Part *part = parts; part < parts + count; part++) {
-            if (part->kind == CONTENT && may_mark(content(part->number))) return -1;
+            if (part->kind == CONTENT && markers.may_be_in(content(part->number))) return -1;
             most += part->kind == CONTENT ? content(part->number).size() : part->size;
         }
         shelf = &shelf_of(tenant);
@@ -375,16 +348,7 @@ Result *wr_shelves_result(Shelves *shelves) { return &shelves->result; }
 long wr_shelves_bytes(Shelves *shelves) { return shelves->bytes; }
 
 void wr_shelves_mark(Shelves *shelves, const char *marker, long size) {
-    const auto first = static_cast<unsigned char>(marker[0]);
-    if (shelves->markers[first].empty()) shelves->firsts.push_back(first);
-    shelves->markers[first].emplace_back(marker, size);
-    for (long at = 1; at < size; at++) {
-        shelves->may_end[static_cast<unsigned char>(marker[at])] = true;
-        shelves->heads.emplace(marker, at);
-        shelves->tails.emplace(marker + at, size - at);
-    }
-    if (std::memchr(marker, '/', size)) shelves->has_slash = true;
-    if (size_t(size) > shelves->longest) shelves->longest = size;
+    shelves->markers.add({marker, size_t(size)});
 }
 
 // How many texts are missing, of which `fill` is told the ids before anything else happens; -1: there may be a

@@ -24,7 +24,7 @@ from router.rendering.turns import Turns
 
 log = logging.getLogger(__name__)
 
-KERNELS = NativeSource("shelves", Path(__file__).parent, ("shelves.cpp",))
+KERNELS = NativeSource("shelves", Path(__file__).parent, ("shelves.cpp",), ("markers.h",))
 
 _part, _pair = struct.Struct("=4q"), struct.Struct("=2q")
 _IDS, _TEXT, _CONTENT = range(3)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from configs.model.card import ModelCard, load_card
 from configs.model.errors import ModelError, TemplateError
-from configs.model.template import ChatTemplate, Segment
+from configs.model.template import ChatTemplate, Segment, _longest_of
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_smollm2.jsonl"
 MARKERS = {"<|im_start|>": 1, "<|im_end|>": 2, "<|user|>": 3}
@@ -312,3 +314,30 @@ def test_fingerprint_follows_source_and_markers() -> None:
     ]
     assert len({each.fingerprint for each in made}) == len(made)
     assert template(PLAIN).fingerprint == made[0].fingerprint
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    spellings=st.sets(st.text("ab<|.(", min_size=2, max_size=5), min_size=1, max_size=9),
+    text=st.text("ab<|.(", max_size=40),
+)
+def test_the_longest_marker_is_found_where_several_begin(spellings: set[str], text: str) -> None:
+    found = _longest_of(spellings)
+    plain = "|".join(re.escape(each) for each in sorted(spellings, key=len, reverse=True))
+    spans = [[each.span() for each in re.finditer(way, text)] for way in (found, plain)]
+    assert spans[0] == spans[1]
+
+
+@pytest.mark.parametrize("bait", ["<", "<|a"])
+def test_S1_many_markers_cost_a_text_that_is_written_for_them_no_more(bait: str) -> None:
+    messages = [{"role": "user", "content": bait * (60_000 // len(bait))}]
+
+    def seconds(markers: int) -> float:
+        named = {f"<|a special one of {number}|>": number for number in range(markers)}
+        quoting = ChatTemplate(PLAIN, MARKERS | named)
+        began_s = time.thread_time()
+        quoting.render(messages)
+        return time.thread_time() - began_s
+
+    few_s, many_s = (min(seconds(markers) for _ in range(3)) for markers in (2, 400))
+    assert many_s < 8 * few_s

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -57,9 +58,17 @@ def copying(request: pytest.FixtureRequest, card: ModelCard) -> ModelCard:
     return dataclasses.replace(card, template=ChatTemplate(request.param, markers))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chatml(card: ModelCard) -> ModelCard:
     return dataclasses.replace(card, template=ChatTemplate(CHATML, card.tokenizer.specials))
+
+
+@pytest.fixture(scope="module")
+def plan(chatml: ModelCard, executor: ThreadPoolExecutor) -> shelves.Plan:
+    """Of one question."""
+    found = Renderer(chatml, executor)._plan(("user",))
+    assert found is not None
+    return found
 
 
 def body_of(messages: list[dict], ascii_only: bool = False) -> bytes:
@@ -202,3 +211,40 @@ async def test_what_is_known_is_bounded(card: ModelCard, executor: ThreadPoolExe
     assert shelf.size_bytes > bound // 2
     shelf.put("tenant 0", b"x", bytes(bound))
     assert shelf.size_bytes <= bound
+
+
+def test_S1_many_markers_cost_a_text_that_is_written_for_them_no_more(
+    chatml: ModelCard, plan: shelves.Plan
+) -> None:
+    messages = written(say("<|a" * 40_000))
+
+    def seconds(markers: int) -> float:
+        named = [f"<|a special one of {number}|>" for number in range(markers)]
+        shelf = shelves.shelves_for(chatml.tokenizer, named, 1 << 20, 1 << 18)
+        assert shelf is not None
+        began_s = time.thread_time()
+        assert shelf.join("t", plan, messages, {}) is None
+        return time.thread_time() - began_s
+
+    few_s, many_s = (min(seconds(markers) for _ in range(3)) for markers in (2, 400))
+    assert many_s < 8 * few_s
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    markers=st.sets(st.text("ab</|é", min_size=2, max_size=5), min_size=1, max_size=9),
+    text=st.text("ab</|é", max_size=20),
+    slashed=st.booleans(),
+)
+def test_S1_a_marker_or_a_part_of_one_is_noticed(
+    chatml: ModelCard, plan: shelves.Plan, markers: set[str], text: str, slashed: bool
+) -> None:
+    shelf = shelves.shelves_for(chatml.tokenizer, list(markers), 1 << 20, 1 << 18)
+    assert shelf is not None
+    body = body_of(say(text)).replace(b"/", rb"\/" if slashed else b"/")
+    asked = read_plain(body, LIMITS)
+    assert asked is not None
+    assert isinstance(asked.messages, Written)
+    noticed = shelf.join("t", plan, asked.messages, {}) is None
+    there = bool(ChatTemplate(CHATML, dict.fromkeys(markers, 1))._breaker.cuts(text))
+    assert noticed >= there if slashed else noticed == there
