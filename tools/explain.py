@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         "file", metavar="FILE", nargs="?", help="the prompts, one JSON object a line"
     )
     asked.add_argument("--prompt", metavar="TEXT", help="one bare prompt instead of a file")
-    parser.add_argument("--tenant", default="default", help="who would ask")
+    parser.add_argument("--tenant", default="default", help="who would ask (default: default)")
     parser.add_argument("--url", help="the gateway (default: the one that `warmroute up` started)")
     parser.add_argument("--state", type=Path, help="state folder of the cluster")
     parser.add_argument("--json", action="store_true", help="print the answers as JSON lines")

@@ -35,9 +35,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "file", metavar="FILE", nargs="?", help="the prompts, one JSON object a line"
     )
-    parser.add_argument("--tenant", default="default", help="whose cache scope to warm")
     parser.add_argument(
-        "--replicas", type=positive, default=1, metavar="K", help="on how many replicas"
+        "--tenant", default="default", help="whose cache scope to warm (default: default)"
+    )
+    parser.add_argument(
+        "--replicas", type=positive, default=1, metavar="K", help="on how many (default: 1)"
     )
     parser.add_argument("--public", action="store_true", help="register as heads that all share")
     parser.add_argument(
