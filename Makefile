@@ -11,7 +11,9 @@ PIP_FLAGS += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .PHONY: setup up test slow lint bench clean
 
-setup: $(VENV)/.ready
+NATIVE := $(wildcard kvstore/*.cpp router/*/*.cpp router/*/*.h replica/native/*.cpp replica/native/*.h)
+
+setup: $(VENV)/.kernels
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setup: python environment in $(VENV)"
@@ -21,6 +23,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[test,bench,lint]'
 	@echo "setup: default model"
 	@$(VENV)/bin/python -m tools.fetch
+	@touch $@
+
+$(VENV)/.kernels: $(VENV)/.ready $(NATIVE)
 	@echo "setup: native kernels"
 	@$(VENV)/bin/python -m replica.native.library
 	@for each in kvstore.chainhash router.locality.planes router.locality.promises router.choice.pricer \
