@@ -6,6 +6,7 @@ reason; a tier that gives many of them is not asked at all for a while.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -31,17 +32,55 @@ DELETED_AT_ONCE = 1_024
 GRACE_S = 0.25
 """How much later than its deadline a batch may end before it is cancelled."""
 
+FORGET_S = 5.0
+"""What a slow read has taught counts half after this."""
+
 _NEWEST = 0.2
 _LOCAL_LATENCY_MS, _LOCAL_BYTES_PER_MS = 0.2, 2e6
 _REMOTE_LATENCY_MS, _REMOTE_BYTES_PER_MS = 2.0, 3e5
 
 
+class _Learnt:
+    """A cost as it was measured lately; `prior` until then. What was dear once is not asked, and of
+    what is not asked nothing is learnt: so what lies above the prior fades."""
+
+    def __init__(self, prior: float, clock: Callable[[], float]) -> None:
+        self._prior = self._value = prior
+        self._clock = clock
+        self._at_s = clock()
+
+    def now(self) -> float:
+        """What it is believed to be."""
+        weight = math.exp2((self._at_s - self._clock()) / FORGET_S)
+        return min(self._value, self._prior + weight * (self._value - self._prior))
+
+    def learn(self, measured: float) -> None:
+        """One more measurement. One that is dear still brings back what has faded."""
+        before = self.now() if measured < self.now() else self._value
+        self._value, self._at_s = before + _NEWEST * (measured - before), self._clock()
+
+
 class Speed:
     """How long reads take: latency of a question, and bytes by time; both learnt as they happen."""
 
-    def __init__(self, latency_ms: float, bytes_per_ms: float) -> None:
-        self.latency_ms = latency_ms
-        self.ms_per_byte = 1.0 / bytes_per_ms
+    def __init__(
+        self,
+        latency_ms: float,
+        bytes_per_ms: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._latency_ms = _Learnt(latency_ms, clock)
+        self._ms_per_byte = _Learnt(1.0 / bytes_per_ms, clock)
+
+    @property
+    def latency_ms(self) -> float:
+        """Of one question."""
+        return self._latency_ms.now()
+
+    @property
+    def ms_per_byte(self) -> float:
+        """Of a read, its check included."""
+        return self._ms_per_byte.now()
 
     def predict_ms(self, read_bytes: int) -> float:
         """One question and one read of so many bytes."""
@@ -49,11 +88,11 @@ class Speed:
 
     def asked(self, took_ms: float) -> None:
         """One question was answered."""
-        self.latency_ms += _NEWEST * (took_ms - self.latency_ms)
+        self._latency_ms.learn(took_ms)
 
     def read(self, read_bytes: int, took_ms: float) -> None:
         """So many bytes came, and were checked."""
-        self.ms_per_byte += _NEWEST * (took_ms / read_bytes - self.ms_per_byte)
+        self._ms_per_byte.learn(took_ms / read_bytes)
 
 
 @dataclass(slots=True)
@@ -96,6 +135,7 @@ class Level:
         self.speed = Speed(
             _LOCAL_LATENCY_MS if trusted else _REMOTE_LATENCY_MS,
             _LOCAL_BYTES_PER_MS if trusted else _REMOTE_BYTES_PER_MS,
+            clock,
         )
         self._layout = layout
         self._verifier = verifier

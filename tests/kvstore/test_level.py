@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from events.cache import CacheOp
 from kvstore.errors import Reason
 from kvstore.identity import BlockIdentity
-from kvstore.level import DISTRUST_AFTER, QUARANTINE_S, Level
+from kvstore.level import DISTRUST_AFTER, FORGET_S, QUARANTINE_S, Level, Speed
 from kvstore.tier import Health
 from kvstore.verify import Verifier
 from tests.fakes.memory_tier import MemoryTier
@@ -145,3 +145,31 @@ def test_speed_is_learnt() -> None:
         level.speed.asked(4.0)
         level.speed.read(1_000, 10.0)
     assert abs(level.speed.predict_ms(500) - 9.0) < 0.1
+
+
+def test_what_was_slow_once_is_tried_again_and_remembered_if_it_still_is() -> None:
+    """Nothing is learnt of what one does not ask."""
+    clock = Clock()
+    speed = Speed(1.0, 1_000.0, clock)
+    for _ in range(60):
+        speed.asked(101.0)
+        speed.read(1_000, 101.0)
+    assert abs(speed.predict_ms(1_000) - 202.0) < 0.1
+    clock.now += FORGET_S
+    assert abs(speed.predict_ms(1_000) - 102.0) < 0.1
+    clock.now += 9 * FORGET_S
+    assert speed.predict_ms(1_000) < 2.5
+    speed.asked(101.0)
+    assert abs(speed.latency_ms - 101.0) < 0.1
+    clock.now += 10 * FORGET_S
+    speed.asked(1.0)
+    assert speed.latency_ms < 1.2
+
+
+def test_what_is_faster_than_was_thought_stays_so() -> None:
+    clock = Clock()
+    speed = Speed(1.0, 1_000.0, clock)
+    for _ in range(60):
+        speed.asked(0.5)
+    clock.now += 10 * FORGET_S
+    assert abs(speed.latency_ms - 0.5) < 0.01
