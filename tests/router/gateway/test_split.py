@@ -13,7 +13,15 @@ import pytest
 from events.errors import CoreError
 from events.load import DECODE, PREFILL, PrefillFit
 from tests.fakes.scripts import BLOCK_TOKENS, Call, Script, refuse, silent
-from tests.router.gateway.halves import LONG, ask, by_role, compute, decision_of, enter
+from tests.router.gateway.halves import (
+    LONG,
+    ask,
+    by_role,
+    compute,
+    decision_of,
+    enter,
+    promise,
+)
 from tests.router.gateway.house import House, events
 from tests.waiting import PATIENCE_S, until
 
@@ -275,6 +283,7 @@ async def test_many_at_once_stay_within_the_quota(
 ) -> None:
     monkeypatch.setattr("router.split.hand_off.LEAST_S", 60.0)
     house: House = await build(replicas=0, split_decode_share=0.25)
+    await promise(house, http)
     for name, role in (("p0", PREFILL), ("p1", PREFILL), ("d0", DECODE)):
         await enter(house, name, role, max_running=8)
     *computing, answers = house.replicas
