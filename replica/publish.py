@@ -180,7 +180,7 @@ class Publisher:
     async def _run(self) -> None:
         while not self.superseded:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._paced_s(self._config.digest_tick_ms)):
+                async with asyncio.timeout(self._pause_s()):
                     await self._wake.wait()
             self._wake.clear()
             try:
@@ -193,6 +193,13 @@ class Publisher:
     async def _unsubscribe(self) -> None:
         for subscription in self._subscriptions:
             await subscription.close()
+
+    def _pause_s(self) -> float:
+        """Until the next tick. A hello that was asked for too early is said as soon as it may be:
+        a router that starts waits for it."""
+        pause_s = self._paced_s(self._config.digest_tick_ms)
+        due_s = self._last_hello_s + MIN_HELLO_GAP_S - self._clock()
+        return min(pause_s, due_s) if self._hello_asked and due_s > 0 else pause_s
 
     def _paced_s(self, busy_ms: float) -> float:
         return busy_ms / 1e3 * (1.0 if self._busy else IDLE_FACTOR)

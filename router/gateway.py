@@ -79,7 +79,8 @@ RENDER_THREADS = 2
 CLOSE_S = 2.0
 WARM_S = 1.0
 """Of a machine that has time: where it has none for this process, replicas are slow as well."""
-SETTLED_S = 0.1
+SETTLED_S = 0.25
+"""A replica that has just said hello answers a roll call a tenth of a second later than others."""
 WARM_POLL_S = 0.01
 
 

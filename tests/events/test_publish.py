@@ -326,3 +326,17 @@ async def test_tiers_below_the_device_are_columns_of_the_same_digest() -> None:
     await until(lambda: listener.present["r0"].hello.peers == ("there",))
     await feed.close()
     await publisher.close()
+
+
+async def test_a_hello_asked_for_too_early_waits_for_no_beat() -> None:
+    bus = MemoryBus()
+    heard: list[object] = []
+    slow = config(digest_tick_ms=6e5, heartbeat_ms=6e5, hello_ms=6e5)
+    publisher = Publisher(bus, CLUSTER, "r0", hello(WIDE), ListEngine(), slow, 7)
+    await bus.subscribe(replica_subject(CLUSTER, "*", "hello"), lambda *said: heard.append(said))
+    await publisher.start()
+    try:
+        await bus.publish(roll_call_subject(CLUSTER), b"")
+        await until(lambda: len(heard) == 2)
+    finally:
+        await publisher.close()

@@ -83,5 +83,5 @@ async def test_E5_after_kill_9_the_first_decision_knows_what_is_warm(
             router.child.kill()
         async with running(street, tmp_path) as router:
             first = await router.decision(http)
-            assert first["replica"] == name, first
+            assert first["replica"] == name, str(first)
             assert first["predicted_cached_tokens"] == 16 * len(keys) >= 128
