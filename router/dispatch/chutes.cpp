@@ -96,6 +96,7 @@ struct Result {
     int64_t piece_numbers;
     const int64_t *rest;
     int64_t rest_numbers;
+    int64_t end;
     const char *text;
     int64_t text_bytes;
     const uint32_t *ids;
@@ -126,6 +127,7 @@ struct Chutes {
     std::vector<long> overtaken;
     std::string out, events;
     std::vector<int64_t> pieces, rest;
+    uint64_t ahead = 0;  // deltas of the frame that no call has come to
     Chute drained;
 
     ~Chutes() {
@@ -178,18 +180,21 @@ struct Chutes {
         return found->second;
     }
 
-    // What has passed of the frame's deltas, or -1 where the frame is no list of deltas.
-    long cast(const uint8_t *frame, long size, double now_s) {
-        Reader reader{frame, frame + size};
-        if (reader.map() != 2 || reader.text() != "type" || reader.text() != "step" ||
-            reader.text() != "deltas")
-            return -1;
-        const uint64_t count = reader.array();
+    // What has passed of the frame's next deltas, `most` of them at most, or -1 where the frame is
+    // no list of deltas from here on.
+    long cast(const uint8_t *frame, long size, long start, long most, double now_s) {
+        Reader reader{frame + start, frame + size};
+        if (start == 0) {
+            if (reader.map() != 2 || reader.text() != "type" || reader.text() != "step" ||
+                reader.text() != "deltas")
+                return -1;
+            ahead = reader.array();
+        }
         staged.clear();
         rest.clear();
-        for (uint64_t i = 0; i < count && !reader.failed; i++) stage(reader, frame);
+        for (; ahead && most && !reader.failed; ahead--, most--) stage(reader, frame);
         for (const long slot : overtaken) all[slot].overtaken = false;
-        const bool good = !reader.failed && reader.at == reader.end;
+        const bool good = !reader.failed && (ahead != 0) == (reader.at < reader.end);
         if (good)
             for (const long slot : overtaken) all[slot].open = false;
         overtaken.clear();
@@ -204,6 +209,7 @@ struct Chutes {
         result.piece_numbers = int64_t(pieces.size());
         result.rest = rest.data();
         result.rest_numbers = int64_t(rest.size());
+        result.end = reader.at - frame;
         return long(staged.size());
     }
 
@@ -364,8 +370,10 @@ void wr_chutes_close(Chutes *chutes, long slot) { chutes->close(slot); }
 
 int wr_chutes_drain(Chutes *chutes, long slot) { return chutes->drain(slot); }
 
-long wr_chutes_cast(Chutes *chutes, const char *frame, long size, double now_s) {
-    return chutes->cast(reinterpret_cast<const uint8_t *>(frame), size, now_s);
+long wr_chutes_cast(Chutes *chutes, const char *frame, long size, long start, long most,
+                    double now_s) {
+    const auto *bytes = reinterpret_cast<const uint8_t *>(frame);
+    return chutes->cast(bytes, size, start, most, now_s);
 }
 
 }  // extern "C"

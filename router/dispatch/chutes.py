@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -32,8 +32,19 @@ KERNELS = NativeSource("chutes", Path(__file__).parent, ("chutes.cpp",), ("msgpa
 
 SETTLE_TURNS = 10
 
+CAST_DELTAS = 128
+"""In one step: about as long as the event loop may be held up."""
+
 Span = tuple[int, int]
 """Where something starts and ends in a frame."""
+
+
+class Cast(NamedTuple):
+    """How many deltas passed, where the others stand, and where the next one does."""
+
+    passed: int
+    rest: list[Span]
+    end: int
 
 
 class Channel(Struct, frozen=True):
@@ -73,6 +84,7 @@ class _Result(ctypes.Structure):
         ("piece_numbers", ctypes.c_int64),
         ("rest", ctypes.c_void_p),
         ("rest_numbers", ctypes.c_int64),
+        ("end", ctypes.c_int64),
         ("text", ctypes.c_void_p),
         ("text_bytes", ctypes.c_int64),
         ("ids", ctypes.c_void_p),
@@ -116,7 +128,7 @@ def chute_kernels() -> ctypes.CDLL | None:
                 pointer, *text, ctypes.c_uint64, *text, *text, ctypes.c_double, ctypes.c_int,
             ],
             "wr_chutes_drain": [pointer, long],
-            "wr_chutes_cast": [pointer, *text, ctypes.c_double],
+            "wr_chutes_cast": [pointer, *text, long, long, ctypes.c_double],
         },
         long,
     )  # fmt: skip
@@ -180,12 +192,13 @@ class Chutes:
             self._behind.add(slot)
         return chute
 
-    def cast(self, frame: bytes, now_s: float) -> tuple[int, list[Span]] | None:
-        """Let pass what may of a frame that came at `now_s`: how many deltas did, and where the
-        others stand. None where the frame is not plainly a step's: then nothing has passed."""
+    def cast(self, frame: bytes, start: int, now_s: float, most: int = CAST_DELTAS) -> Cast | None:
+        """Let pass what may of the next `most` deltas of a frame: from `start`, which is 0 or where
+        the cast before ended. None where the frame is not plainly a step's from there on: then
+        nothing of it has passed."""
         if self._behind:
             self._catch_up()
-        passed = self._kernels.wr_chutes_cast(self._native, frame, len(frame), now_s)
+        passed = self._kernels.wr_chutes_cast(self._native, frame, len(frame), start, most, now_s)
         if passed < 0:
             return None
         result = self._result
@@ -193,7 +206,7 @@ class Chutes:
         for slot, start, end in zip(pieces, pieces, pieces, strict=True):
             self._send(slot, ctypes.string_at(result.out + start, end - start))
         rest = iter(_numbers(result.rest, result.rest_numbers))
-        return passed, list(zip(rest, rest, strict=True))
+        return Cast(passed, list(zip(rest, rest, strict=True)), result.end)
 
     def settle(self) -> None:
         """Tell some what has passed, so that after `SETTLE_TURNS` calls all are told: what is told

@@ -18,7 +18,7 @@ from errno import ECONNREFUSED
 import aiohttp
 
 from events.errors import WireError
-from events.output import CacheCleared, ReplicaFrame, StepFrame
+from events.output import CacheCleared
 from events.request import (
     MAX_LINK_FRAME_BYTES,
     Abort,
@@ -324,23 +324,25 @@ class ReplicaLink:
                 return LOST
             if message.type is not aiohttp.WSMsgType.BINARY:
                 raise WireError("no binary frame on the link")
-            await self._heed(self.attempts.take(message.data))
+            await self._heed(message.data)
 
-    async def _heed(self, frame: ReplicaFrame) -> None:
+    async def _heed(self, data: bytes) -> None:
         """Take a frame in, and count it for the session that it came on."""
-        if isinstance(frame, Ack):
-            self._outgoing.acknowledge(frame.received)
-            return
-        incoming = self._incoming
+        incoming, counts = self._incoming, True
         try:
-            if isinstance(frame, StepFrame):
-                await self.attempts.spread(frame.deltas)
+            frame = await self.attempts.take(data)
+            if isinstance(frame, Ack):
+                counts = False
+                self._outgoing.acknowledge(frame.received)
             elif isinstance(frame, CacheCleared):
                 self._cleared(frame)
-            else:
+            elif frame is not None:
                 raise WireError("a second welcome on the link")
+        except WireError:
+            counts = False
+            raise
         finally:
-            if incoming.note() and self._resumes:
+            if counts and incoming.note() and self._resumes:
                 self._ack_due = True
                 self._work.set()
 

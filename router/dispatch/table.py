@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from events.output import CoreDelta, ReplicaFrame, StepFrame
 from events.wire import decode_delta, decode_replica_frame
@@ -52,27 +52,44 @@ class AttemptTable:
         for sink in sinks.values():
             sink.fail(error)
 
-    def take(self, data: bytes) -> ReplicaFrame:
-        """A frame that has come, without the deltas that have passed by a chute. Raises
-        WireError."""
-        if self.chutes is not None and len(self.chutes):
-            cast = self.chutes.cast(data, time.monotonic())
-            if cast is not None:
-                passed, rest = cast
-                self._turn_deltas += passed // PASSED_FOR_ONE
-                view = memoryview(data)
-                return StepFrame(deltas=tuple([decode_delta(view[at:end]) for at, end in rest]))
-        return decode_replica_frame(data)
+    async def take(self, data: bytes) -> ReplicaFrame | None:
+        """Deltas of a frame that has come go to their sinks, in order; a frame of another kind is
+        returned. Each delta costs a write to a client's socket: the loop gets its turn after every
+        few, of one frame or of several. Whoever ends the reading meanwhile, the frame is taken in
+        whole. Raises WireError."""
+        parts = self._parts(data)
+        try:
+            for part in parts:
+                if not isinstance(part, StepFrame):
+                    return part
+                await self._spread(part.deltas)
+        finally:
+            for part in parts:
+                if isinstance(part, StepFrame):
+                    self._put(part.deltas)
+        return None
 
     def settle(self) -> None:
         """To be called every 0.1 s or so: streams learn what has passed, a tenth of them each."""
         if self.chutes is not None:
             self.chutes.settle()
 
-    async def spread(self, deltas: Sequence[CoreDelta]) -> None:
-        """To their sinks, in order. Each costs a write to a client's socket: the loop gets its turn
-        after every few, of one frame or of several, and what was written is sent then. Whoever ends
-        the reading meanwhile, the frame is taken in whole."""
+    def _parts(self, data: bytes) -> Iterator[ReplicaFrame]:
+        """The frame a part at a time, without the deltas that have passed by a chute."""
+        start = taken = 0
+        while start < len(data) and self.chutes is not None and len(self.chutes):
+            cast = self.chutes.cast(data, start, time.monotonic())
+            if cast is None:
+                break
+            start, taken = cast.end, taken + cast.passed + len(cast.rest)
+            self._turn_deltas += cast.passed // PASSED_FOR_ONE
+            view = memoryview(data)
+            yield StepFrame(deltas=tuple([decode_delta(view[at:end]) for at, end in cast.rest]))
+        if start < len(data):
+            frame = decode_replica_frame(data)
+            yield StepFrame(deltas=frame.deltas[taken:]) if isinstance(frame, StepFrame) else frame
+
+    async def _spread(self, deltas: Sequence[CoreDelta]) -> None:
         rest = iter(deltas)
         try:
             while True:

@@ -149,6 +149,8 @@ def test_ctrl_c_while_the_command_line_is_still_read_is_no_traceback() -> None:
     """A real signal, in the midst of what is imported first."""
     script = (
         "import os, signal, sys, tools.cli as cli\n"
+        # What a shell runs in the background ignores the signal, and so do its children.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Hasty:\n"
         "    def find_spec(self, name, *_):\n"
         "        if name == 'configs.load':\n"

@@ -16,7 +16,7 @@ from events.errors import WireError
 from events.output import CoreDelta, CoreFinish, StepFrame, TokenLogprob, Usage
 from events.session import Ack
 from events.wire import decode_delta, decode_replica_frame, encode
-from router.dispatch.chutes import SETTLE_TURNS, Channel, Chutes
+from router.dispatch.chutes import CAST_DELTAS, SETTLE_TURNS, Channel, Chutes
 from router.openai.stream import to_json
 from router.telemetry.histogram import Histogram
 
@@ -82,10 +82,17 @@ class Opened:
         for _ in range(SETTLE_TURNS):
             self.chutes.settle()
 
-    def rest(self, frame: bytes) -> list[CoreDelta] | None:
-        cast = self.chutes.cast(frame, 7.0)
+    def rest(self, frame: bytes, most: int = CAST_DELTAS) -> list[CoreDelta] | None:
+        rest: list[CoreDelta] = []
+        start = 0
+        while start < len(frame) or not frame:
+            cast = self.chutes.cast(frame, start, 7.0, most)
+            if cast is None:
+                return None
+            start = cast.end
+            rest += [decode_delta(frame[at:end]) for at, end in cast.rest]
         self.settle()
-        return None if cast is None else [decode_delta(frame[at:end]) for at, end in cast[1]]
+        return rest
 
 
 def _is_text(delta: CoreDelta) -> bool:
@@ -109,14 +116,14 @@ def _expected(given: Sequence[CoreDelta]) -> tuple[dict[str, list[CoreDelta]], l
     return passed, rest
 
 
-@given(st.lists(deltas, max_size=6))
+@given(st.lists(deltas, max_size=6), st.sampled_from([1, 2, CAST_DELTAS]))
 @settings(max_examples=200, deadline=None)
 def test_what_is_only_text_passes_and_the_rest_is_as_it_was(
-    kernels: ctypes.CDLL, given: list[CoreDelta]
+    kernels: ctypes.CDLL, given: list[CoreDelta], most: int
 ) -> None:
     opened = Opened(kernels)
     passed, rest = _expected(given)
-    assert opened.rest(encode(StepFrame(deltas=tuple(given)))) == rest
+    assert opened.rest(encode(StepFrame(deltas=tuple(given))), most) == rest
     for stream in opened.streams:
         mine = passed[stream.key[0]]
         events = [BEFORE + to_json(delta.text) + BEHIND for delta in mine if delta.text]
@@ -181,16 +188,16 @@ def test_texts_that_are_no_utf8_are_left_to_the_decoder(kernels: ctypes.CDLL) ->
     frame = encode(StepFrame(deltas=(delta,)))
     for bad in (b"\xc0\x80##", b"\xed\xa0\x80#", b"\xf4\x90\x80\x80", b"###\xe2", b"\x80###"):
         opened = Opened(kernels)
-        cast = opened.chutes.cast(frame.replace(b"####", bad), 7.0)
+        cast = opened.chutes.cast(frame.replace(b"####", bad), 0, 7.0)
         assert cast is not None
-        assert len(cast[1]) == 1
+        assert len(cast.rest) == 1
         assert not opened.streams[0].sent
 
 
 def test_other_frames_are_left_to_the_decoder(kernels: ctypes.CDLL) -> None:
     opened = Opened(kernels)
     for frame in (encode(Ack(received=3)), b"", b"\xdf\xff\xff\xff\xff", b"\x82\xa4type" * 3):
-        assert opened.chutes.cast(frame, 7.0) is None
+        assert opened.chutes.cast(frame, 0, 7.0) is None
 
 
 def test_a_slot_is_used_again_and_a_name_only_once_at_a_time(kernels: ctypes.CDLL) -> None:
@@ -283,7 +290,7 @@ def test_what_a_socket_does_not_take_at_once_is_not_overtaken(
             stream.read(6_000)
         else:
             text = f"{number}." * int(step)
-            assert chutes.cast(_text(text), 7.0) is not None
+            assert chutes.cast(_text(text), 0, 7.0) is not None
             expected += _chunk(text) if text else b""
     chute.close()
     while len(stream.got) < len(expected):
@@ -299,10 +306,10 @@ def test_a_socket_that_takes_all_is_written_to_directly(kernels: ctypes.CDLL, pi
     chutes = Chutes(kernels, Histogram("gaps", "gaps", BOUNDS))
     piped.backlog = b"head"
     assert chutes.open(piped, piped.channel()) is not None
-    chutes.cast(_text("a"), 7.0)
+    chutes.cast(_text("a"), 0, 7.0)
     assert piped.sends == 1
     piped.flush()
-    chutes.cast(_text("b"), 7.0)
+    chutes.cast(_text("b"), 0, 7.0)
     assert piped.sends == 1
     piped.read(1 << 16)
     assert piped.got == b"head" + _chunk("a") + _chunk("b")
@@ -318,7 +325,7 @@ def test_a_file_that_gets_the_number_of_a_closed_socket_gets_nothing(
     other, end = socket.socketpair()
     with other, end:
         assert number in (other.fileno(), end.fileno())
-        chutes.cast(_text("a"), 7.0)
+        chutes.cast(_text("a"), 0, 7.0)
         for mine in (other, end):
             mine.setblocking(False)
             with pytest.raises(BlockingIOError):
@@ -331,5 +338,5 @@ def test_who_is_gone_is_told_to_the_transport(kernels: ctypes.CDLL, piped: Piped
     chutes = Chutes(kernels, Histogram("gaps", "gaps", BOUNDS))
     assert chutes.open(piped, piped.channel()) is not None
     piped.theirs.close()
-    chutes.cast(_text("a"), 7.0)
+    chutes.cast(_text("a"), 0, 7.0)
     assert piped.backlog == _chunk("a")

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from configs.model.card import ModelCard
 from events.output import CoreDelta, StepFrame, TokenLogprob, Usage
 from events.wire import encode
-from router.dispatch.chutes import SETTLE_TURNS
+from router.dispatch.chutes import CAST_DELTAS, SETTLE_TURNS
 from router.dispatch.sink import Direct
+from router.dispatch.table import TURN_DELTAS
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.logprobs import TokenTexts
 from router.openai.schema import ChatRequest, Controls
@@ -145,9 +146,7 @@ async def test_what_follows_the_end_in_its_own_frame_does_not_overtake_it(
     await rig.arrive(first)
     await turn()
     table = rig.link.attempts
-    frame = table.take(encode(StepFrame(deltas=(end, late))))
-    assert isinstance(frame, StepFrame)
-    await table.spread(frame.deltas)
+    assert await table.take(encode(StepFrame(deltas=(end, late)))) is None
     await asyncio.wait_for(task, PATIENCE_S)
     assert table.late_deltas == 1
     assert content(rig.writer.got)[0]["text"] == "a"
@@ -156,7 +155,7 @@ async def test_what_follows_the_end_in_its_own_frame_does_not_overtake_it(
 async def test_what_waits_is_not_overtaken_by_what_a_chute_lets_pass_that_was_opened_meanwhile(
     texts: TokenTexts, kernels: ctypes.CDLL
 ) -> None:
-    """A frame is spread in turns: a reader may come back, and open a chute, before its own delta
+    """A frame is taken in turns: a reader may come back, and open a chute, before its own delta
     of that frame is put; the next frame may be there already."""
     rig = Rig(1, None, texts, takes=True, kernels=kernels)
     task = asyncio.create_task(rig.respond())
@@ -164,17 +163,81 @@ async def test_what_waits_is_not_overtaken_by_what_a_chute_lets_pass_that_was_op
     first, second, third, end = deltas_of(1, [(0, letter) for letter in "abc"], logprobs=False)
     table = rig.link.attempts
     await rig.arrive(first)
-    frame = table.take(encode(StepFrame(deltas=(second,))))
-    assert isinstance(frame, StepFrame)
-    await turn()
+    table._turn_deltas = TURN_DELTAS
+    assert await table.take(encode(StepFrame(deltas=(second,)))) is None
     assert table.chutes is not None
     assert len(table.chutes) == 1
-    await table.spread(frame.deltas)
     await rig.arrive(third)
     await rig.arrive(end)
     await asyncio.wait_for(task, PATIENCE_S)
     assert content(rig.writer.got)[0]["text"] == "abc"
     assert rig.reply.progress.choices[0].text == "abc"
+
+
+async def _flowing(texts: TokenTexts, kernels: ctypes.CDLL) -> tuple[Rig, asyncio.Task[None]]:
+    """A stream whose chute is open."""
+    rig = Rig(1, None, texts, takes=True, kernels=kernels)
+    task = asyncio.create_task(rig.respond())
+    await turn()
+    await rig.arrive(*deltas_of(1, [(0, "-")], logprobs=False)[:1])
+    await turn()
+    assert rig.link.attempts.chutes is not None
+    assert len(rig.link.attempts.chutes) == 1
+    return rig, task
+
+
+def _crowd(middle: str) -> list[CoreDelta]:
+    """Deltas of others around those of one stream, and its end."""
+    *mine, end = deltas_of(1, [(0, letter) for letter in middle], logprobs=False)
+    other = msgspec.structs.replace(mine[0], request_id="gone")
+    return [each for delta in mine for each in [other] * CAST_DELTAS + [delta]] + [end]
+
+
+async def test_a_long_frame_lets_others_have_their_turn_between_its_parts(
+    texts: TokenTexts, kernels: ctypes.CDLL
+) -> None:
+    rig, task = await _flowing(texts, kernels)
+    seen: list[int] = []
+
+    async def look() -> None:
+        while not task.done():
+            seen.append(rig.link.attempts.late_deltas)
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    await rig.link.attempts.take(encode(StepFrame(deltas=tuple(_crowd("abcdef")))))
+    await asyncio.wait_for(task, PATIENCE_S)
+    await looking
+    assert content(rig.writer.got)[0]["text"] == "-abcdef"
+    assert rig.link.attempts.late_deltas == 6 * CAST_DELTAS
+    assert len(set(seen)) >= 6
+
+
+async def test_a_reading_that_ends_within_a_long_frame_takes_it_in_whole(
+    texts: TokenTexts, kernels: ctypes.CDLL
+) -> None:
+    rig, task = await _flowing(texts, kernels)
+    frame = encode(StepFrame(deltas=tuple(_crowd("abcdef"))))
+    reading = asyncio.create_task(rig.link.attempts.take(frame))
+    await asyncio.sleep(0)
+    assert reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await asyncio.wait_for(task, PATIENCE_S)
+    assert content(rig.writer.got)[0]["text"] == "-abcdef"
+
+
+async def test_what_only_the_decoder_can_read_in_a_long_frame_comes_once(
+    texts: TokenTexts, kernels: ctypes.CDLL
+) -> None:
+    """The kernel gives up at the last part: the parts before it have passed already."""
+    rig, task = await _flowing(texts, kernels)
+    *most, last, end = _crowd("abc")
+    odd = msgspec.structs.replace(last, usage=Usage(-7, 3, 2))
+    await rig.link.attempts.take(encode(StepFrame(deltas=(*most, odd, end))))
+    await asyncio.wait_for(task, PATIENCE_S)
+    assert content(rig.writer.got)[0]["text"] == "-abc"
+    assert rig.link.attempts.late_deltas == 3 * CAST_DELTAS
 
 
 async def test_a_frame_that_only_the_decoder_can_read_is_not_overtaken(

@@ -22,6 +22,7 @@ import numpy as np
 from configs.model.card import ModelCard
 from configs.schema import ClusterConfig, ModelConfig, ReplicaConfig, RouterConfig
 from events.digest import DigestShape
+from events.garbage import settle_memory
 from events.load import DecodeFit, PrefillFit, ReplicaHello, silent_load
 from events.memory import MemoryBus
 from router.gateway import Gateway
@@ -205,6 +206,7 @@ async def relay(card: ModelCard, streams: int, steps: int, per_s: float) -> dict
         heart = asyncio.create_task(_announce(gateway, card, int(await other.hear())))
         try:
             await gateway.meet_replicas(10.0)
+            settle_memory()  # as the gateway's process does
             port = int(gateway.url.rpartition(":")[2])
             await other.tell("open", port)
             costs = await _cost(other, streams * steps, *how)
