@@ -11,7 +11,7 @@ PIP_FLAGS += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .PHONY: setup up test slow lint bench clean
 
-NATIVE := $(wildcard kvstore/*.cpp router/*/*.cpp router/*/*.h replica/native/*.cpp replica/native/*.h)
+NATIVE := $(wildcard kvstore/*.cpp kvstore/*.h router/*/*.cpp router/*/*.h replica/native/*.cpp replica/native/*.h)
 
 setup: $(VENV)/.kernels
 

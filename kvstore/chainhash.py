@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 HASH_VERSION = "wr-block-1"
 KEY_BYTES = 16
-KERNELS = NativeSource("chain", Path(__file__).parent, ("chain.cpp", "runs.cpp"))
+KERNELS = NativeSource("chain", Path(__file__).parent, ("chain.cpp", "runs.cpp"), ("recent.h",))
 PERSON = HASH_VERSION.encode().ljust(16, b"\0")
 _PERSON = HASH_VERSION.encode()
 

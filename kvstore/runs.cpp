@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "recent.h"
+
 // kvstore/chain.cpp has it.
 extern "C" void wr_chain(const uint8_t *key, long key_bytes, const uint8_t *person, const uint8_t *parent,
                          const uint8_t *tokens, long blocks, long block_bytes, uint8_t *keys);
@@ -14,30 +16,6 @@ namespace {
 
 constexpr int KEY = 16;
 constexpr long ENTRY_BYTES = 200;  // what a run costs beside its tokens and keys
-
-uint64_t load(const uint8_t *at) {
-    uint64_t value;
-    std::memcpy(&value, at, 8);
-    return value;
-}
-
-uint64_t folded(uint64_t a, uint64_t b) {
-    const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
-    return uint64_t(product) ^ uint64_t(product >> 64);
-}
-
-// First the one that was used longest ago.
-struct Link {
-    Link *before = this, *after = this;
-    void leave() {
-        before->after = after;
-        after->before = before;
-    }
-    void put_before(Link &other) {
-        before = other.before, after = &other;
-        before->after = other.before = this;
-    }
-};
 
 // Known by the key before it and by all of its tokens.
 struct Run : Link {
@@ -64,17 +42,16 @@ struct Runs {
 
     // A run is told apart by its parent already: of its tokens a few say enough. All are compared.
     uint64_t hashed(const uint8_t *parent, const uint8_t *tokens, long size) const {
-        uint64_t hash = folded(load(parent) ^ seed, load(parent + 8) ^ uint64_t(size));
+        uint64_t hash = folded(load_word(parent) ^ seed, load_word(parent + 8) ^ uint64_t(size));
         for (long at = 0; at + 16 <= size; at += 16)
-            hash = folded(hash ^ load(tokens + at), seed ^ load(tokens + at + 8));
+            hash = folded(hash ^ load_word(tokens + at), seed ^ load_word(tokens + at + 8));
         return hash;
     }
 
     const Run *find(uint64_t hash, const uint8_t *parent, const uint8_t *tokens, long size) {
         const auto at = known.find(hash);
         if (at == known.end() || !at->second->is(parent, tokens, size)) return nullptr;
-        at->second->leave();
-        at->second->put_before(oldest);
+        at->second->move_before(oldest);
         return at->second;
     }
 

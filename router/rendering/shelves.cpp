@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../../kvstore/recent.h"
 #include "markers.h"
 
 using std::string;
@@ -17,17 +18,6 @@ namespace {
 
 constexpr long ENTRY_BYTES = 200;  // what an entry costs beside its text and ids
 
-uint64_t load(const char *at) {
-    uint64_t value;
-    std::memcpy(&value, at, 8);
-    return value;
-}
-
-uint64_t folded(uint64_t a, uint64_t b) {
-    const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
-    return uint64_t(product) ^ uint64_t(product >> 64);
-}
-
 // Seeded, so that nobody can make many texts meet; an entry's text is compared all the same.
 uint64_t hashed(string_view text, uint64_t seed) {
     constexpr uint64_t A = 0xa0761d6478bd642fULL, B = 0xe7037ed1a0b428dbULL;
@@ -35,32 +25,15 @@ uint64_t hashed(string_view text, uint64_t seed) {
     size_t left = text.size();
     uint64_t one = seed ^ A, two = seed ^ B;
     for (; left >= 32; at += 32, left -= 32) {
-        one = folded(load(at) ^ one, load(at + 8) ^ A);
-        two = folded(load(at + 16) ^ two, load(at + 24) ^ B);
+        one = folded(load_word(at) ^ one, load_word(at + 8) ^ A);
+        two = folded(load_word(at + 16) ^ two, load_word(at + 24) ^ B);
     }
     char rest[32] = {0};
     std::memcpy(rest, at, left);
-    one = folded(load(rest) ^ one, load(rest + 8) ^ A);
-    two = folded(load(rest + 16) ^ two, load(rest + 24) ^ B);
+    one = folded(load_word(rest) ^ one, load_word(rest + 8) ^ A);
+    two = folded(load_word(rest + 16) ^ two, load_word(rest + 24) ^ B);
     return folded(one ^ text.size(), two ^ seed);
 }
-
-// A list through entries, or shelves: first the one that was used longest ago.
-struct Link {
-    Link *before = this, *after = this;
-    void leave() {
-        before->after = after;
-        after->before = before;
-    }
-    void put_before(Link &other) {
-        before = other.before, after = &other;
-        before->after = other.before = this;
-    }
-    void move_before(Link &other) {
-        leave();
-        put_before(other);
-    }
-};
 
 struct Shelf;
 

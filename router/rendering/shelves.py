@@ -24,7 +24,9 @@ from router.rendering.turns import Turns
 
 log = logging.getLogger(__name__)
 
-KERNELS = NativeSource("shelves", Path(__file__).parent, ("shelves.cpp",), ("markers.h",))
+KERNELS = NativeSource(
+    "shelves", Path(__file__).parent, ("shelves.cpp",), ("markers.h", "../../kvstore/recent.h")
+)
 
 _part, _pair = struct.Struct("=4q"), struct.Struct("=2q")
 _IDS, _TEXT, _CONTENT = range(3)
