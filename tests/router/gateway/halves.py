@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import aiohttp
 
 from tests.fakes.replica import FakeReplica
-from tests.fakes.scripts import Call
+from tests.fakes.scripts import Call, Script
 from tests.router.gateway.house import ADMIN_KEY, COMPLETION, House
 
 LONG = {**COMPLETION, "prompt": "a long prompt about many things " * 30}
@@ -34,6 +35,14 @@ async def enter(house: House, name: str, role: str, **changes: Any) -> FakeRepli
 async def compute(call: Call) -> None:
     assert call.request.write_to == STORE[0]
     await call.write()
+
+
+def compute_after(release: asyncio.Event) -> Script:
+    async def slowly(call: Call) -> None:
+        await release.wait()
+        await call.write()
+
+    return slowly
 
 
 def by_role(house: House) -> tuple[FakeReplica, FakeReplica]:

@@ -18,6 +18,7 @@ from tests.router.gateway.halves import (
     ask,
     by_role,
     compute,
+    compute_after,
     decision_of,
     enter,
     promise,
@@ -31,12 +32,7 @@ async def test_the_prompt_is_in_the_store_before_the_request_is_sent(
 ) -> None:
     computes, answers = by_role(split)
     release = asyncio.Event()
-
-    async def slowly(call: Call) -> None:
-        await release.wait()
-        await call.write()
-
-    computes.script = slowly
+    computes.script = compute_after(release)
     asking = asyncio.create_task(ask(split, http))
     await computes.wait_calls(1)
     assert not answers.calls

@@ -7,8 +7,8 @@ import asyncio
 import aiohttp
 import pytest
 
-from tests.fakes.scripts import Call, echo
-from tests.router.gateway.halves import LONG, ask, by_role, decision_of
+from tests.fakes.scripts import echo
+from tests.router.gateway.halves import LONG, ask, by_role, compute_after, decision_of
 from tests.router.gateway.house import ADMIN_KEY, House
 
 
@@ -17,12 +17,7 @@ async def test_each_part_tells_how_much_it_has_to_do(
 ) -> None:
     computes, _ = by_role(split)
     release = asyncio.Event()
-
-    async def slowly(call: Call) -> None:
-        await release.wait()
-        await call.write()
-
-    computes.script = slowly
+    computes.script = compute_after(release)
     asking = asyncio.create_task(ask(split, http))
     await computes.wait_calls(1)
     async with http.get(f"{split.url}/router/scale") as response:
