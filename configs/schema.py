@@ -273,10 +273,11 @@ class RouterConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     scores live traffic beside `policy` and routes nothing; empty for none. `max_inflight_tokens`
     bounds prompts and answers inside: an answer counts for `expected_answer_tokens`, or less where
     less was asked for, until it has come to more. `max_reading_bytes`
-    bounds the bodies that are being read. `prefill_ahead_ms`: how much prefill a replica is
-    given beyond what it computes; the rest waits in the router, where `max_queued_requests` and
-    `max_queued_tokens` bound it, one tenant's at half of that. A stream gets a comment whenever
-    nothing was sent on it for `keepalive_s`, waiting for its turn included. `tls`: serve HTTPS.
+    bounds the bodies that are being read. `prefill_ahead_ms`: how much prefill may lie before a
+    request at a replica, where longer prompts don't count; the rest waits in the router, where
+    `max_queued_requests` and `max_queued_tokens` bound it, one tenant's at half of that. A stream
+    gets a comment whenever nothing was sent on it for `keepalive_s`, waiting for its turn included.
+    `tls`: serve HTTPS.
 
     Where replicas have roles: a prompt of which fewer than `split_min_tokens` must be computed is
     short, and never worth a hand-off from one that computes to one that answers; and one that

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from configs.schema import RouterConfig
@@ -21,7 +22,7 @@ from router.tenancy.others import ALONE, Others
 from router.tenancy.pace import DrainRate, retry_after_s
 from router.tenancy.tenants import Tenant
 from router.waiting.credit import Credit
-from router.waiting.fair import Entry, FairQueue
+from router.waiting.fair import Entry, FairQueue, anything
 from router.waiting.held import Held
 
 TICK_S = 0.02
@@ -50,7 +51,10 @@ class _Waiting(Entry):
             return sum(_cost_tokens(job, brain) for job in jobs)
 
         first = jobs[0]
-        super().__init__(tenant.name, tenant.policy.weight, first.priority, tokens, price)
+        new_tokens = sum(_new_tokens(job, brain) for job in jobs)
+        super().__init__(
+            tenant.name, tenant.policy.weight, first.priority, tokens, price, new_tokens
+        )
         self.pool = first.pool
         self.deadline_s = first.ttft_due_ms(first.first_leg()) / 1000
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -66,7 +70,11 @@ async def _turn(entry: _Waiting, patience: Patience | None) -> None:
 
 
 def _cost_tokens(job: Job, brain: RouterBrain) -> float:
-    return brain.uncached_tokens(job.query(job.first_leg())) + _answer_tokens(job, brain)
+    return _new_tokens(job, brain) + _answer_tokens(job, brain)
+
+
+def _new_tokens(job: Job, brain: RouterBrain) -> int:
+    return brain.uncached_tokens(job.query(job.first_leg()))
 
 
 def _answer_tokens(job: Job, brain: RouterBrain) -> float:
@@ -191,14 +199,13 @@ class RequestQueue:
             self._soon()
 
     def expected_wait_s(self, entry: Entry, pool: str) -> float:
-        """By its tenant's share of what leaves; 0 where that is not known yet."""
-        rate = self._drained.per_s()
-        if not rate:
+        """By its share of what leaves; 0 where that is not known yet."""
+        rate, queue = self._drained.per_s(), self._pools.get(pool)
+        if not rate or queue is None:
             return 0.0
-        queue = self._pools.get(pool)
-        weights = sum(queue.weights(entry.priority)) if queue is not None else 0.0
-        own = self._own_tokens[entry.tenant] * max(1.0, weights / entry.weight)
-        return min(own, self.tokens) / rate
+        weights = sum(queue.weights(entry.priority))
+        ahead_tokens = queue.ahead_tokens(entry) * max(1.0, weights / entry.weight)
+        return min(ahead_tokens, self.tokens) / rate
 
     def _check(self, entry: _Waiting) -> None:
         """Raises UserError (429)."""
@@ -256,15 +263,20 @@ class RequestQueue:
     def _look(self) -> None:
         """Let one go of each pool that has room; again once they have decided, or after a while."""
         self._looking, self._timer = False, None
-        ready = [pool for pool in self._pools if self._credit.room(pool)]
-        for pool in ready:
-            self._let_go(self._pools[pool].pop())
+        ready = [entry for pool in self._pools if (entry := self._next(pool)) is not None]
+        for entry in ready:
+            self._let_go(entry)
         if ready and self.requests:
             # Those let go are woken on the next turn, and decide on it or, with several prompts,
             # on the one after it.
             asyncio.get_running_loop().call_soon(self._soon)
         elif self.requests:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._look)
+
+    def _next(self, pool: str) -> Entry | None:
+        """Who goes now."""
+        room = self._credit.room
+        return self._pools[pool].pop(anything if room(pool) else partial(room, pool))
 
     def _let_go(self, entry: Entry) -> None:
         assert isinstance(entry, _Waiting)

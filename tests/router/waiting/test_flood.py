@@ -7,10 +7,14 @@ import asyncio
 import pytest
 
 from router.tenancy.tenants import Tenant
+from tests.router.waiting.engines import Engines
 from tests.router.waiting.fleet import Fleet, p95, tenant, unique
 
 FLOOD, POLITE = tenant("flood"), tenant("polite")
 STREAMS = 50
+LONG_TOKENS = 8_000
+LONG_S = 3.2
+"""What such a prompt takes alone."""
 
 
 async def measure(fleet: Fleet, flood: bool, prompt_tokens: int = 1_024, asked: int = 60) -> list:
@@ -100,3 +104,36 @@ async def test_S6_what_is_warm_passes_soon() -> None:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
         assert max(ttfts) < 2 * 4.1 + 1
+
+
+@pytest.mark.parametrize("asks", [FLOOD, POLITE], ids=["same tenant", "another"])
+async def test_S6_beside_a_flood_of_long_prompts_short_ones_wait_for_nobody(asks: Tenant) -> None:
+    """Real schedulers: what is short is sent while they are busy, and goes first there."""
+    long = 0
+
+    async def stream() -> None:
+        nonlocal long
+        while True:
+            await engines.ask(FLOOD, engines.unique(LONG_TOKENS), 8)
+            long += 1
+
+    async def chat() -> float:
+        return await engines.ask(asks, engines.unique(200), 8)
+
+    engines = Engines(2, "a10g-7b")
+    streams = [asyncio.create_task(stream()) for _ in range(20)]
+    await asyncio.sleep(10)
+    engines.waits_s.clear()
+    long_before, asked = long, []
+    for _ in range(20):
+        asked.append(asyncio.create_task(chat()))
+        await asyncio.sleep(1.0)
+    ttfts = await asyncio.gather(*asked)
+    for task in streams:
+        task.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    engines.close()
+    assert engines.waits_s[POLITE.name] == [0.0] * (20 if asks is POLITE else 0)
+    assert sum(wait_s == 0.0 for wait_s in engines.waits_s[asks.name]) >= 20
+    assert p95(ttfts) < LONG_S / 2
+    assert long - long_before == pytest.approx(20 * 2 / LONG_S, rel=0.1)

@@ -106,7 +106,7 @@ async def test_O1_a_wait_has_its_deadline() -> None:
         first = asyncio.create_task(fleet.ask(ALICE, unique(8_192)))
         await asyncio.sleep(0.1)
         began_s = asyncio.get_running_loop().time()
-        await refused(fleet, patient)
+        await refused(fleet, patient, 8_192)
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(3.0, abs=0.1)
         assert (fleet.queue.requests, fleet.queue.tokens) == (0, 0)
         await gone(first)
@@ -146,7 +146,7 @@ async def test_without_anybody_to_route_to_nobody_waits() -> None:
     async with Fleet(1) as fleet:
         first = asyncio.create_task(fleet.ask(ALICE, unique(2_048)))
         await asyncio.sleep(0.1)
-        waiting = asyncio.ensure_future(fleet.queue.wait(BOB, [job_of(BOB, unique(64), 8)], 72))
+        waiting = asyncio.ensure_future(fleet.queue.wait(BOB, [job_of(BOB, unique(2_048), 8)], 72))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         fleet.world.fleet.link_state("r0", 1, False)
