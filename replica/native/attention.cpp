@@ -4,9 +4,10 @@
 // the group side by side) then pass over them with a running softmax. Only positions inside the
 // row's own context are ever read. Scratch memory grows to the longest context seen.
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <vector>
 
 #include "single.h"
@@ -245,40 +246,90 @@ void attend_row(const Shape& shape, const E* query, E* out, const Pages<E>& keys
     }
 }
 
+// One call: rows of any length over one pool.
 template <typename E>
-void attend(const Shape& shape, const E* query, E* out, const E* keys, const E* values,
-            const int32_t* tables, const int32_t* starts, const int32_t* contexts, long rows,
-            long table_width, bool by_tiles) {
-    auto one = [&](long row, long head) {
-        const int32_t* table = tables + row * table_width;
-        long first = head * shape.group() * shape.dim, count = starts[row + 1] - starts[row];
-        const E* from = query + starts[row] * shape.query_step + first;
-        E* to = out + starts[row] * shape.heads * shape.dim + first;
-        const E *k = keys + head * shape.dim, *v = values + head * shape.dim;
+struct Call {
+    Shape shape;
+    const E* query;
+    E* out;
+    const E *keys, *values;
+    const int32_t *tables, *starts, *contexts;
+    long rows, table_width;
+
+    long count(long row) const { return starts[row + 1] - starts[row]; }
+    const E* query_of(long row, long head) const {
+        return query + starts[row] * shape.query_step + head * shape.group() * shape.dim;
+    }
+    E* out_of(long row, long head) const {
+        return out + (starts[row] * shape.heads + head * shape.group()) * shape.dim;
+    }
+};
+
+// One head of keys and values of one row.
+template <typename By, typename E>
+void attend_head(const Call<E>& call, long row, long head) {
+    const Shape& shape = call.shape;
+    const int32_t* table = call.tables + row * call.table_width;
+    attend_row<By>(shape, call.query_of(row, head), call.out_of(row, head),
+                   Pages<E>{call.keys + head * shape.dim, table, shape},
+                   Pages<E>{call.values + head * shape.dim, table, shape}, call.count(row),
+                   call.contexts[row]);
+}
+
+template <typename E>
+void attend_by_vectors(const Call<E>& call) {
+#pragma omp parallel for collapse(2) schedule(dynamic)
+    for (long row = 0; row < call.rows; ++row)
+        for (long head = 0; head < call.shape.kv_heads; ++head)
+            attend_head<ByVectors<E>>(call, row, head);
+}
+
 #if defined(WR_TILES)
-        if constexpr (sizeof(E) == sizeof(bf16)) {
-            if (by_tiles && count == 1)
-                return single::attend({k, v, table, shape.block_tokens, shape.token_stride()}, from,
-                                      to, shape.group(), shape.dim, contexts[row]);
-            if (by_tiles)
-                return attend_row<ByTiles>(shape, from, to, Pages<E>{k, table, shape},
-                                           Pages<E>{v, table, shape}, count, contexts[row]);
-        }
-#endif
-        attend_row<ByVectors<E>>(shape, from, to, Pages<E>{k, table, shape},
-                                 Pages<E>{v, table, shape}, count, contexts[row]);
+void attend_single(const Call<bf16>& call, const ahead::Pages& pages, long item,
+                   ahead::Ahead& next) {
+    long row = item / pages.parts(), head = item % pages.parts() * pages.item_heads;
+    next.begin(item);
+    single::attend({pages, call.keys + head * pages.dim, call.values + head * pages.dim, row,
+                    pages.item_heads, call.shape.group()},
+                   call.query_of(row, head), call.out_of(row, head), next);
+}
+
+// Rows of one token, which come first, go a way of their own. They are whole rows of work if that
+// is enough for all threads.
+void attend_by_tiles(const Call<bf16>& call) {
+    const Shape& shape = call.shape;
+    long singles = 0;
+    while (singles < call.rows && call.count(singles) == 1) ++singles;
+    long threads = omp_get_max_threads();
+    bool whole = threads == 1 || singles >= 2 * threads;
+    const ahead::Pages pages{
+        .keys = call.keys,
+        .values = call.values,
+        .tables = call.tables,
+        .contexts = call.contexts,
+        .rows = singles,
+        .table_width = call.table_width,
+        .block_tokens = shape.block_tokens,
+        .kv_heads = shape.kv_heads,
+        .dim = shape.dim,
+        .item_heads = whole ? shape.kv_heads : 1,
+        .span = single::SPAN,
     };
 #pragma omp parallel
     {
-#if defined(WR_TILES)
-        std::optional<tiles::Configured> configured;
-        if (by_tiles) configured.emplace();
-#endif
+        ahead::Ahead next(pages);
+#pragma omp for schedule(guided) nowait
+        for (long item = 0; item < pages.items(); ++item)
+            attend_single(call, pages, item, next);
 #pragma omp for collapse(2) schedule(dynamic)
-        for (long row = 0; row < rows; ++row)
-            for (long head = 0; head < shape.kv_heads; ++head) one(row, head);
+        for (long row = singles; row < call.rows; ++row)
+            for (long head = 0; head < shape.kv_heads; ++head) {
+                tiles::Configured configured;
+                attend_head<ByTiles>(call, row, head);
+            }
     }
 }
+#endif
 
 }  // namespace
 
@@ -294,11 +345,16 @@ void wr_attend(const void* query, void* out, const void* keys, const void* value
                long block_tokens, int kind) {
     enum { FLOAT, BF16, TILES };
     Shape shape{heads, kv_heads, dim, block_tokens, query_step};
+    auto call = [&]<typename E>() {
+        return Call<E>{shape,  (const E*)query, (E*)out,  (const E*)keys, (const E*)values,
+                       tables, starts,          contexts, rows,           table_width};
+    };
+#if defined(WR_TILES)
+    if (kind == TILES) return attend_by_tiles(call.template operator()<bf16>());
+#endif
     if (kind == FLOAT)
-        attend(shape, (const float*)query, (float*)out, (const float*)keys, (const float*)values,
-               tables, starts, contexts, rows, table_width, false);
+        attend_by_vectors(call.template operator()<float>());
     else
-        attend(shape, (const bf16*)query, (bf16*)out, (const bf16*)keys, (const bf16*)values,
-               tables, starts, contexts, rows, table_width, kind == TILES);
+        attend_by_vectors(call.template operator()<bf16>());
 }
 }

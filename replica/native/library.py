@@ -21,6 +21,7 @@ KERNELS = NativeSource(
         "thin.h",
         "transpose.h",
         "softmax.h",
+        "ahead.h",
         "single.h",
     ),
     flags=("-fopenmp",),

@@ -28,16 +28,17 @@ inline bool allowed() {
 }
 
 // Eight tiles of 16 rows by 64 bytes, for this thread, as long as this lives. Fewer `rows`: of the
-// first six; fewer `odd_rows`: of 2, 3 and 5.
+// first six; fewer `odd_rows`: of 2, 3 and 5; fewer `columns`, of 4 bytes: of all but 4 and 5.
 struct Configured {
     explicit Configured(long rows = ROWS) : Configured(rows, rows) {}
-    Configured(long rows, long odd_rows) {
+    Configured(long rows, long odd_rows, long columns = WIDTH) {
         alignas(64) struct {
             uint8_t palette = 1, start = 0, reserved[14] = {};
             uint16_t bytes[16] = {};
             uint8_t rows[16] = {};
         } config;
-        std::fill_n(config.bytes, 8, 64);
+        std::fill_n(config.bytes, 8, columns * 4);
+        std::fill_n(config.bytes + 4, 2, 64);
         std::fill_n(config.rows, 6, rows);
         config.rows[2] = config.rows[3] = config.rows[5] = odd_rows;
         std::fill_n(config.rows + 6, 2, ROWS);
