@@ -68,7 +68,9 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     `digests` nobody will ever tell what it holds. `abilities`: words for what not every replica
     can do; a request that needs one goes only where it is named. `role`: PREFILL computes prompts
     that others answer, DECODE answers and gets no long cold prompts, as far as others are there.
-    `adapters`: a request that names one goes only where it is served.
+    `adapters`: a request that names one goes only where it is served. `itl_target_ms`: while
+    answers are written, a step in which a prompt is computed takes about so long at most; 0 where
+    nothing is said of that.
     """
 
     model: str
@@ -93,6 +95,7 @@ class ReplicaHello(msgspec.Struct, frozen=True, kw_only=True):
     abilities: tuple[str, ...] = ()
     role: str = BOTH
     adapters: tuple[AdapterNote, ...] = ()
+    itl_target_ms: Amount = 0.0
 
 
 class PrefillFit(msgspec.Struct, frozen=True, array_like=True):

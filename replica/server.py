@@ -217,6 +217,7 @@ def hello_of(parts: Parts) -> ReplicaHello:
             AdapterNote(of.name, of.digest, resident=False, load_ms=of.read_ms)
             for of in parts.adapters.values()
         ),
+        itl_target_ms=replica.itl_target_ms,
     )
 
 

@@ -95,7 +95,7 @@ class RouterBrain:
             self.optimistic,
             self.router_boot,
             self.peers,
-            config.split_min_tokens,
+            config,
         )
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._dispatch_seq = 0

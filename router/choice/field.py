@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from events.decision import CandidateTerms
 from router.choice.cost import runs_of
-from router.choice.gaps import WELL_WITHIN, next_answer_ms
+from router.choice.gaps import Promise, urgency
 from router.choice.route import RouteQuery
 from router.choice.sheet import (
     BEST,
@@ -36,6 +36,8 @@ from router.policies.base import Candidate, Candidates
 
 SHOWN = BEST
 """Replicas that a decision tells the terms of."""
+
+NOTHING_PROMISED = Promise()
 
 _QUEUED = ROW.index("queued_tokens")
 _RUNNING = ROW.index("rows")
@@ -85,18 +87,18 @@ class Field(Candidates):
         below: Below | None,
         adapter_ms: np.ndarray | None,
         barred: np.ndarray | None,
-        promised_ms: float = math.inf,
+        promise: Promise = NOTHING_PROMISED,
     ) -> None:
         """Over the board's sheet. `adapter_ms`: how long its adapter takes, float64 (n,), inf where
-        there is none. `barred`: by their role, bool (n,). `promised_ms`: the
-        tightest objective for gaps between tokens there."""
+        there is none. `barred`: by their role, bool (n,). `promise`: what
+        answers there may have."""
         self._board = board
         self._query = query
         self._now_s = now_s
         self._below = below
         self._adapter_ms = adapter_ms
         self._barred = barred
-        self._promised_ms = promised_ms
+        self._promise = promise
         self._made = {}
         self._state, self._rows = prices.state, prices.rows
         self.terms, self._lines, self.best = prices.terms, prices.lines, prices.best
@@ -149,14 +151,16 @@ class Field(Candidates):
 
     def delays_ms(self) -> np.ndarray:
         """What the answers that run at each candidate, and the next one where only answers are
-        given, wait for the prompt together, float64 (fit,). The longer gaps are there, the more of
-        it counts: all where they are not well within what was promised, none without a promise."""
-        if math.isinf(self._promised_ms):
+        given, wait for the prompt together, float64 (fit,). The nearer gaps come to what was
+        promised, the more it counts."""
+        if math.isinf(self._promise.itl_ms):
             return np.zeros(len(self.replicas))
         board, rows = self._board, self._rows
         answers = np.maximum(0.0, board.table[rows, _RUNNING]) + board.decode_only[rows]
-        used = next_answer_ms(board, 0)[rows] / (WELL_WITHIN * self._promised_ms)
-        delays_ms: np.ndarray = answers * self.terms[:, _OWN] * np.minimum(1.0, used) ** 2
+        work_ms = np.zeros(len(board.members))
+        work_ms[rows] = self.terms[:, _OWN]
+        weights = urgency(board, work_ms, self._promise)
+        delays_ms: np.ndarray = answers * work_ms[rows] * weights[rows]
         return delays_ms
 
     def most_cached_tokens(self) -> int:

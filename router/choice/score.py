@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from configs.schema import RouterConfig
 from router.choice.field import Field
-from router.choice.gaps import Promises
+from router.choice.gaps import Promise, Promises
 from router.choice.pricer import pricer
 from router.choice.reserve import Ledger
 from router.choice.roles import helping, price_by_role
@@ -34,15 +35,15 @@ class Scorer:
         optimistic: OptimisticEntries,
         router_boot: str,
         peers: Peers,
-        long_tokens: int,
+        config: RouterConfig,
     ) -> None:
-        """`long_tokens`: so much to compute makes a prompt long."""
         self._fleet = fleet
         self._ledger = ledger
         self._peers = peers
         self._optimistic = optimistic
         self._router_boot = router_boot
-        self._long_tokens = long_tokens
+        self._long_tokens = config.split_min_tokens
+        self._seat_share = config.split_decode_share
         self._promises = Promises()
         self._pricer = pricer()
         self._boards: dict[str, Board] = {}
@@ -86,8 +87,12 @@ class Scorer:
         promised_ms = self._promises.of(query.pool, now_s)
         if query.itl_deadline_ms is not None:
             promised_ms = min(promised_ms, query.itl_deadline_ms)
-        prices, barred = price_by_role(board, query, anybody, self._long_tokens, promised_ms, price)
-        return Field(board, query, now_s, prices, below, adapter_ms, barred, promised_ms)
+        long_tokens, seat_share = self._long_tokens, self._seat_share
+        prices, barred = price_by_role(
+            board, query, anybody, long_tokens, seat_share, promised_ms, price
+        )
+        promise = Promise(promised_ms, output_tokens)
+        return Field(board, query, now_s, prices, below, adapter_ms, barred, promise)
 
     def placed(self, query: RouteQuery, now_s: float) -> None:
         """Remember the objective for its gaps."""

@@ -47,6 +47,7 @@ class Board:
         self.speeds[:, self.stores.of_peers] = OUT_OF_REACH_MS
         self.prefill_only = np.array([member.hello.role == PREFILL for member in members], bool)
         self.decode_only = np.array([member.hello.role == DECODE for member in members], bool)
+        self.target_ms = np.array([_target_ms(member) for member in members])
         self.has_roles = bool(self.prefill_only.any() or self.decode_only.any())
         self._reach: Reach | None = None
         self._seats: Seats | None = None
@@ -104,6 +105,11 @@ class Board:
         if self._promises is None or self._promises.version != optimistic.version:
             self._promises = optimistic.seats(self.rows)
         return self._promises
+
+
+def _target_ms(member: Member) -> float:
+    """Of a step in which others' prompts are computed; infinity where none is said."""
+    return member.hello.itl_target_ms or math.inf
 
 
 def adapter_fails(member: Member, adapter: tuple[str, str]) -> bool:

@@ -42,6 +42,7 @@ def make_hello(block_tokens: int, settings: Settings) -> ReplicaHello:
         device="cpu" if settings.device.name.startswith("cpu") else "cuda",
         version="sim",
         max_step_tokens=settings.device.max_step_tokens,
+        itl_target_ms=settings.itl_target_ms,
     )
 
 

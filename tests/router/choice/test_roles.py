@@ -12,10 +12,10 @@ SHORT = prompt((2, 4))
 WAITED_FOR = load(queued_prefill_tokens=900, waiting=1, running=8)
 
 
-def world_of(**roles: str) -> World:
+def world_of(itl_target_ms: float = 0.0, **roles: str) -> World:
     world = World()
     for name, role in roles.items():
-        world.fleet.on_hello(name, 1, hello(role=role))
+        world.fleet.on_hello(name, 1, hello(role=role, itl_target_ms=itl_target_ms))
         world.fleet.link_state(name, 1, True)
         world.fleet.on_load(name, 1, load())
         world.hold(name)
@@ -44,17 +44,25 @@ def test_where_nothing_was_promised_a_role_only_breaks_ties() -> None:
     assert decision.replica == "p0"
 
 
-def test_who_computes_for_others_answers_too_where_tokens_come_well_within_the_promise() -> None:
+def test_who_computes_for_others_answers_too_where_no_prompt_can_break_the_promise() -> None:
+    """However little it has to do just now: its next prompts would meet the answers."""
     world = world_of(p0="prefill", d0="decode")
     world.fleet.on_load("d0", 1, WAITED_FOR)
-    assert filtered(world.decide(SHORT, itl_deadline_ms=100.0))["p0"] == "role"
+    assert filtered(world.decide(SHORT, itl_deadline_ms=500.0))["p0"] == "role"
+    world = world_of(p0="prefill", d0="decode", itl_target_ms=200.0)
+    world.fleet.on_load("d0", 1, WAITED_FOR)
+    assert filtered(world.decide(SHORT, itl_deadline_ms=199.0))["p0"] == "role"
     assert world.decide(SHORT, itl_deadline_ms=200.0).replica == "p0"
-    # Between the prompts that it computes they would come later.
-    world.keep_busy("p0")
-    for name, said in (("p0", load()), ("d0", WAITED_FOR)):
-        world.fleet.on_load(name, 1, said)
-    assert filtered(world.decide(SHORT, itl_deadline_ms=200.0))["p0"] == "role"
-    assert filtered(world.decide(SHORT))["p0"] is None
+
+
+def test_a_long_prompt_goes_to_nobody_who_has_no_room_for_an_answer() -> None:
+    """Those that are short of seats would be short of time too."""
+    world = world_of(p0="prefill", d0="decode")
+    world.fleet.on_load("d0", 1, load(running=27))
+    assert filtered(world.decide(LONG, itl_deadline_ms=300.0))["p0"] == "role"
+    world.fleet.on_load("d0", 1, load(running=29))
+    assert filtered(world.decide(SHORT, itl_deadline_ms=300.0))["p0"] == "role"
+    assert world.decide(LONG, itl_deadline_ms=300.0).replica == "p0"
 
 
 def test_who_computes_for_others_answers_too_where_those_that_answer_fall_far_behind() -> None:

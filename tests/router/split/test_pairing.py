@@ -118,7 +118,7 @@ def test_the_nearer_gaps_come_to_the_promise_the_longer_a_prompt_waits_elsewhere
     assert world.plan(itl_deadline_ms=None) == COLOCATED
     assert world.plan(itl_deadline_ms=1_000.0) == COLOCATED
     assert isinstance(world.plan(itl_deadline_ms=100.0), Pair)
-    world.say("p0", queued_prefill_tokens=12_000, waiting=9)
+    world.say("p0", queued_prefill_tokens=40_000, waiting=9)
     assert world.plan(itl_deadline_ms=100.0) == COLOCATED
 
 
@@ -195,7 +195,7 @@ def test_what_a_hand_off_takes_beyond_its_prefill_is_learnt() -> None:
     assert isinstance(after, Pair)
     assert after.split_ms > before.split_ms + 300.0
     for _ in range(50):
-        world.pairing.learn(SHARED[0], 4_000.0)
+        world.pairing.learn(SHARED[0], 9_000.0)
     assert world.plan() == COLOCATED
 
 
@@ -203,7 +203,7 @@ def test_a_store_that_was_slow_once_is_tried_again() -> None:
     """Nothing is learnt of whom one does not ask: what was learnt has to fade."""
     world = Split(p0="prefill", d0="decode")
     for _ in range(50):
-        world.pairing.learn(SHARED[0], 4_000.0)
+        world.pairing.learn(SHARED[0], 9_000.0)
     assert world.plan() == COLOCATED
     world.clock.pass_s(10 * FORGET_S)
     world.say("p0")
@@ -229,7 +229,7 @@ def test_what_was_brought_counts_before_any_digest_shows_it() -> None:
 def test_a_deadline_counts_what_the_hand_off_takes() -> None:
     world = Split(p0="prefill", r0="both")
     world.say("r0", running=1, queued_prefill_tokens=200, waiting=1)
-    query = world.query(LONG, ttft_deadline_ms=2_000.0, itl_deadline_ms=TIGHT_MS)
+    query = world.query(LONG, ttft_deadline_ms=2_000.0, itl_deadline_ms=120.0)
     relaxed = world.pairing.plan(query)
     world.say("p0", queued_prefill_tokens=500, waiting=1)
     tight = world.pairing.plan(replace(query, ttft_deadline_ms=970.0))

@@ -156,7 +156,10 @@ def test_without_a_promise_one_of_each_are_no_worse_than_two_that_do_both(load: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("load", "promised_ms"), [(0.7, 60.0), (0.9, 60.0), (0.9, 200.0)])
+@pytest.mark.parametrize(
+    ("load", "promised_ms"),
+    [(0.7, 60.0), (0.9, 60.0), (0.9, 90.0), (0.9, 120.0), (0.9, 200.0)],
+)
 def test_with_a_promise_they_are_no_worse_than_the_better_of_both_ways(
     load: float, promised_ms: float
 ) -> None:
