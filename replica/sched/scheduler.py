@@ -30,6 +30,7 @@ from replica.sched.planner import Planner
 from replica.sched.policies.deadline import Deadline
 from replica.sched.refusals import adapter_failed, queue_full, too_late, unknown_adapter
 from replica.sched.request import Request, State
+from replica.sched.room import Room, room
 from replica.sched.service import Service
 from replica.sched.table import RequestTable
 from replica.sched.tiers import Tiers
@@ -201,6 +202,10 @@ class Scheduler:
     def drain_ms(self) -> float:
         """How long the queued prefill will take."""
         return self.timing.prefill.predict_ms(0, self.queued_prefill_tokens())
+
+    def room(self) -> Room:
+        """For one more request."""
+        return room(self.table, self.ledger, self.cache.available, self.timing.step_ms)
 
     def running_context_tokens(self) -> int:
         """Tokens in the KV of running requests."""
