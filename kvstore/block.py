@@ -19,7 +19,7 @@ import hmac
 import struct
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_digest
 
@@ -36,6 +36,16 @@ _FIXED = struct.Struct("<4sHHIIQ16s16s16s16s16sIIIIII16sQQQ")
 _LAYERS_AT = 116
 _TAIL_BYTES = MAC_BYTES + SUM_BYTES
 MAX_HEADER_BYTES = _FIXED.size + 4 * MAX_BLOCK_TOKENS + SUM_BYTES * MAX_LAYERS + _TAIL_BYTES
+
+
+class Signed(NamedTuple):
+    """Whatever one cluster wrote, in all its lives: blocks whose headers bear the key's MAC."""
+
+    mac_key: bytes
+
+
+Whose = bytes | Signed
+"""Blocks of a namespace or scope, or of a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +205,19 @@ def decode(data: Buffer, mac_key: bytes | None = None) -> BlockHeader:
     if mac_key is not None:
         _check_mac(raw, mac_key)
     return _header(raw)
+
+
+def belongs(start: bytes, whose: Whose) -> bool:
+    """Whether a block that begins so is theirs; False for what is no block."""
+    try:
+        raw = start[: header_bytes(start)]
+        if isinstance(whose, Signed):
+            decode(raw, whose.mac_key)
+            return True
+        block = decode(raw).block
+    except BadBlockError:
+        return False
+    return whose in (block.namespace, block.scope)
 
 
 def _whole(data: Buffer) -> bytes:

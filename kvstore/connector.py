@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol, TypeVar
 
-from kvstore.block import header_bytes
+from kvstore.block import Whose, header_bytes
 from kvstore.breaker import Breaker, BreakerState
 from kvstore.errors import BadBlockError
 from kvstore.handle import Ended, Job, WorkThread
@@ -77,8 +77,8 @@ class Session(Protocol):
     def delete(self, keys: Sequence[bytes], deadline: float) -> None:
         """Forget blocks."""
 
-    def purge(self, owner: bytes, deadline: float) -> int:
-        """Forget the blocks whose namespace or scope is `owner`; how many those were."""
+    def purge(self, whose: Whose, deadline: float) -> int:
+        """Forget their blocks; how many those were."""
 
     def interrupt(self) -> None:
         """From any thread: the call under way raises OSError soon, and the session is closed then.
@@ -184,10 +184,10 @@ class ConnectorTier:
         deadline = time.monotonic() + DELETE_S
         self._ask(self._writer, lambda session: session.delete(keys, deadline), deadline, None)
 
-    def purge(self, owner: bytes) -> int:
+    def purge(self, whose: Whose) -> int:
         """For PURGE_S at most; what was found by then is gone."""
         deadline = time.monotonic() + PURGE_S
-        return self._ask(self._writer, lambda session: session.purge(owner, deadline), deadline, 0)
+        return self._ask(self._writer, lambda session: session.purge(whose, deadline), deadline, 0)
 
     def stats(self) -> TierStats:
         """Counts since the start."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore.block import Whose
 from kvstore.errors import BadBlockError
 from kvstore.handle import Ended
 from kvstore.seal import Sealer
@@ -58,9 +59,9 @@ class SealedTier:
         """Forget blocks."""
         self._inner.delete(keys)
 
-    def purge(self, owner: bytes) -> int:
-        """Forget all blocks whose namespace or scope is `owner`."""
-        return self._inner.purge(owner)
+    def purge(self, whose: Whose) -> int:
+        """Forget all their blocks."""
+        return self._inner.purge(whose)
 
     def stats(self) -> TierStats:
         """Of the store."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from kvstore.block import Whose
+
 
 @dataclass(frozen=True, slots=True)
 class Caps:
@@ -165,8 +167,8 @@ class Tier(Protocol):
     def delete(self, keys: Sequence[bytes]) -> None:
         """Forget blocks, such as those that were found wrong; best effort."""
 
-    def purge(self, owner: bytes) -> int:
-        """Forget all blocks whose namespace or scope is `owner`; how many those were."""
+    def purge(self, whose: Whose) -> int:
+        """Forget all their blocks; how many those were."""
 
     def stats(self) -> TierStats:
         """Counts; never waits for another process."""

@@ -20,7 +20,7 @@ from kvstore.arena.arena import Arena
 from kvstore.arena.control import Control, LocalControl
 from kvstore.arena.messages import MAX_KEYS, Finished, Opened, Place, Refusal, Want
 from kvstore.arena.segment import Segment
-from kvstore.block import decode, layers_of
+from kvstore.block import Signed, Whose, decode, layers_of
 from kvstore.errors import AbandonedError, BadBlockError, StoreError
 from kvstore.handle import Job, WorkThread
 from kvstore.known import Known
@@ -127,9 +127,10 @@ class ArenaTier:
         except StoreError:
             return
 
-    def purge(self, owner: bytes, deadline_s: float = 5.0) -> int:
-        """Forget all blocks whose namespace or scope is `owner`."""
+    def purge(self, whose: Whose, deadline_s: float = 5.0) -> int:
+        """Forget all their blocks: an arena has those of one cluster."""
         deadline = time.monotonic() + deadline_s
+        owner = None if isinstance(whose, Signed) else whose
         try:
             with self._asking.control(deadline) as control:
                 return control.purge(owner, deadline)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
-from kvstore.block import MAX_HEADER_BYTES
+from kvstore.block import MAX_HEADER_BYTES, Whose
 from kvstore.connector import CONNECT_S, ConnectorTier, Limits, Settle
 from kvstore.errors import StoreError
 from kvstore.handle import Job
@@ -192,7 +192,7 @@ class PeerSession:
     def delete(self, keys: Sequence[bytes], deadline: float) -> None:
         """Not ours to do."""
 
-    def purge(self, owner: bytes, deadline: float) -> int:
+    def purge(self, whose: Whose, deadline: float) -> int:
         """Not ours to do."""
         return 0
 

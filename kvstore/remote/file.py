@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from kvstore.block import MAX_HEADER_BYTES, decode, header_bytes
+from kvstore.block import MAX_HEADER_BYTES, Whose, belongs, decode, header_bytes
 from kvstore.connector import ConnectorTier, Limits, Settle, whole_header
 from kvstore.errors import BadBlockError, StoreError
 from kvstore.tier import MISS, PRESENT, STORED, WRONG_SIZE, Caps, Outcome, Read, Write, failed, hit
@@ -216,12 +216,12 @@ class FileSession:
         for key in keys:
             self._store.drop(key)
 
-    def purge(self, owner: bytes, deadline: float) -> int:
+    def purge(self, whose: Whose, deadline: float) -> int:
         """Looks into the header of every file."""
         gone = 0
         for key, path in self._store.files():
             self._check(deadline)
-            if owner in _owners(path):
+            if _theirs(path, whose):
                 self._store.drop(key)
                 gone += 1
         return gone
@@ -320,11 +320,9 @@ def _whole(path: Path, size: int) -> bool:
     return header_bytes(head) + header.payload_bytes == size
 
 
-def _owners(path: Path) -> tuple[bytes, ...]:
+def _theirs(path: Path, whose: Whose) -> bool:
     try:
         with path.open("rb") as file:
-            head = file.read(MAX_HEADER_BYTES)
-        block = decode(head[: header_bytes(head)]).block
-    except (OSError, BadBlockError):
-        return ()
-    return block.namespace, block.scope
+            return belongs(file.read(MAX_HEADER_BYTES), whose)
+    except OSError:
+        return False

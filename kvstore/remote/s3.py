@@ -22,9 +22,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import S3Store
 
-from kvstore.block import MAX_HEADER_BYTES, decode, header_bytes
+from kvstore.block import MAX_HEADER_BYTES, Whose, belongs
 from kvstore.connector import ConnectorTier, Limits, Settle, whole_header
-from kvstore.errors import BadBlockError
 from kvstore.tier import MISS, PRESENT, STORED, WRONG_SIZE, Caps, Outcome, Read, Write, hit
 
 MAX_VALUE_BYTES = 256 * 1024 * 1024
@@ -116,15 +115,15 @@ class S3Session:
         """Also of those that are not there."""
         self._run(partial(self._delete, [_name(key) for key in keys]), deadline)
 
-    def purge(self, owner: bytes, deadline: float) -> int:
+    def purge(self, whose: Whose, deadline: float) -> int:
         """Looks into the header of every object: rare, and exact."""
         gone: list[str] = []
 
         async def all_of_them() -> None:
             async for page in obstore.list(self._store, chunk_size=LIST_CHUNK):
                 names = [str(item["path"]) for item in page]
-                own = await _few(partial(self._belongs, owner), names)
-                found = [name for name, belongs in zip(names, own, strict=True) if belongs]
+                own = await _few(partial(self._theirs, whose), names)
+                found = [name for name, theirs in zip(names, own, strict=True) if theirs]
                 await self._delete(found)
                 gone.extend(found)
 
@@ -199,15 +198,14 @@ class S3Session:
         with contextlib.suppress(FileNotFoundError):
             await obstore.delete_async(self._store, list(names))
 
-    async def _belongs(self, owner: bytes, name: str) -> bool:
+    async def _theirs(self, whose: Whose, name: str) -> bool:
         try:
-            head = bytes(
-                await obstore.get_range_async(self._store, name, start=0, length=MAX_HEADER_BYTES)
+            head = await obstore.get_range_async(
+                self._store, name, start=0, length=MAX_HEADER_BYTES
             )
-            block = decode(head[: header_bytes(head)]).block
-        except (FileNotFoundError, BadBlockError):
+        except FileNotFoundError:
             return False
-        return owner in (block.namespace, block.scope)
+        return belongs(bytes(head), whose)
 
 
 async def _few(one: Callable[[T], Awaitable[object]], items: Sequence[T]) -> list[object]:

@@ -13,9 +13,8 @@ from typing import Any
 
 import hiredis
 
-from kvstore.block import MAX_HEADER_BYTES, decode, header_bytes
+from kvstore.block import MAX_HEADER_BYTES, Whose, belongs
 from kvstore.connector import AWAY, ConnectorTier, Limits, Settle, whole_header
-from kvstore.errors import BadBlockError
 from kvstore.remote.endpoint import Endpoint
 from kvstore.remote.nodes import Errors, Nodes
 from kvstore.remote.resp import Command, Odd, RespConnection, Value
@@ -98,9 +97,9 @@ class ValkeySession:
         names = [_name(key) for key in keys]
         self._each(names, [(b"UNLINK", name) for name in names], deadline, lambda *_: None)
 
-    def purge(self, owner: bytes, deadline: float) -> int:
+    def purge(self, whose: Whose, deadline: float) -> int:
         """Looks into the header of every block on every node: rare, and exact."""
-        return sum(_purge(node, owner, deadline) for node in self._nodes.all(deadline))
+        return sum(_purge(node, whose, deadline) for node in self._nodes.all(deadline))
 
     def interrupt(self) -> None:
         """Wakes whoever waits for a node."""
@@ -140,27 +139,21 @@ class ValkeySession:
         return (b"EXISTS", name) if self._ttl_s is None else (b"PEXPIRE", name, _ms(self._ttl_s))
 
 
-def _purge(node: RespConnection, owner: bytes, deadline: float) -> int:
+def _purge(node: RespConnection, whose: Whose, deadline: float) -> int:
     gone, cursor = 0, b"0"
     while True:
         scan = (b"SCAN", cursor, b"MATCH", PREFIX + b"*", b"COUNT", b"%d" % SCAN_COUNT)
         cursor, names = node.call(*scan, deadline=deadline)
         last = b"%d" % (MAX_HEADER_BYTES - 1)
         heads = node.pipeline([(b"GETRANGE", name, b"0", last) for name in names], deadline)
-        own = [name for name, head in zip(names, heads, strict=True) if _belongs(head, owner)]
+        own = [name for name, head in zip(names, heads, strict=True) if _theirs(head, whose)]
         gone += _count(node.pipeline([(b"UNLINK", name) for name in own], deadline))
         if cursor == b"0":
             return gone
 
 
-def _belongs(head: object, owner: bytes) -> bool:
-    if not isinstance(head, bytes):
-        return False
-    try:
-        block = decode(head[: header_bytes(head)]).block
-    except BadBlockError:
-        return False
-    return owner in (block.namespace, block.scope)
+def _theirs(head: object, whose: Whose) -> bool:
+    return isinstance(head, bytes) and belongs(head, whose)
 
 
 def _count(replies: Iterable[object]) -> int:

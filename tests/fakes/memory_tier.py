@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from kvstore.block import decode
+from kvstore.block import Whose, belongs, decode
 from kvstore.errors import BadBlockError
 from kvstore.handle import Ended
 from kvstore.tier import (
@@ -91,14 +91,10 @@ class MemoryTier:
             for key in keys:
                 self._drop(key)
 
-    def purge(self, owner: bytes) -> int:
-        """Forget all blocks whose namespace or scope is `owner`."""
+    def purge(self, whose: Whose) -> int:
+        """Forget all their blocks."""
         with self._lock:
-            found = [
-                key
-                for key, stored in self._blocks.items()
-                if owner in (stored.namespace, stored.scope)
-            ]
+            found = [key for key, stored in self._blocks.items() if belongs(stored.header, whose)]
             for key in found:
                 self._drop(key)
             return len(found)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Event
 
+from kvstore.block import Whose
 from kvstore.handle import Job, WorkThread
 from kvstore.tier import Handle, Health, Landed, Outcome, Read, Status, TierStats, Write
 from tests.fakes.memory_tier import MemoryTier
@@ -58,8 +59,8 @@ class SlowTier:
     def delete(self, keys: Sequence[bytes]) -> None:
         self.inner.delete(keys)
 
-    def purge(self, owner: bytes) -> int:
-        return self.inner.purge(owner)
+    def purge(self, whose: Whose) -> int:
+        return self.inner.purge(whose)
 
     def stats(self) -> TierStats:
         return self.inner.stats()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
+from kvstore.block import Whose
 from kvstore.connector import ConnectorTier, Limits, Settle
 from kvstore.tier import MISS, Caps, Read, Write
 
@@ -34,7 +35,7 @@ class Session:
     def delete(self, keys: Sequence[bytes], deadline: float) -> None:
         raise AssertionError
 
-    def purge(self, owner: bytes, deadline: float) -> int:
+    def purge(self, whose: Whose, deadline: float) -> int:
         raise AssertionError
 
     def interrupt(self) -> None:

@@ -124,7 +124,7 @@ def _flush(flags: argparse.Namespace, control: SocketControl) -> int:
     scopes = {} if flags.tenant is None else _scopes(flags)
     owner = None if flags.tenant is None else _owner(flags, scopes)
     removed = control.purge(owner, _soon())
-    remote = None if owner is None else _flushed_remote(flags, owner)
+    remote = _flushed_remote(flags, owner)
     if flags.json:
         _print_json({"removed": removed} | ({} if remote is None else {"removed_remote": remote}))
     else:
@@ -138,8 +138,11 @@ def _flush(flags: argparse.Namespace, control: SocketControl) -> int:
     )
 
 
-def _flushed_remote(flags: argparse.Namespace, owner: bytes) -> int | None:
-    """How many of the owner's blocks were removed there; None without such a store."""
+def _flushed_remote(flags: argparse.Namespace, owner: bytes | None) -> int | None:
+    """How many of the owner's blocks, or of all, were removed there; None without such a store, or
+    where only a kvd was named."""
+    if flags.socket is not None and flags.tenant is None:
+        return None
     cluster = _cluster(flags)
     url = url_of(cluster.kv, flags.state or default_folder("local"))
     return purged(url, parse_secret(cluster.secret), owner) if url else None
@@ -182,5 +185,5 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace, SocketControl], int], s
     "stats": (_stats, "memory, blocks, users, and what each tenant takes"),
     "inspect": (_inspect, "list blocks by their headers"),
     "verify": (_verify, "check every block; wrong ones are removed"),
-    "flush": (_flush, "remove all blocks, or one tenant's, the latter also in kv.remote"),
+    "flush": (_flush, "remove all blocks, or one tenant's, here and in kv.remote"),
 }

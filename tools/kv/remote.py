@@ -1,4 +1,4 @@
-"""What `warmroute kv flush --tenant` does in the store for all hosts."""
+"""What `warmroute kv flush` does in the store for all hosts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 from configs.schema import KvConfig
+from events.secrets import block_mac_key
+from kvstore.block import Signed
 from kvstore.errors import StoreError
 from kvstore.identity import KEY_BYTES
 from kvstore.remote.build import build_tier
@@ -27,8 +29,10 @@ def url_of(kv: KvConfig, state: Path) -> str:
     return written_url(folder)
 
 
-def purged(url: str, cluster_key: bytes, owner: bytes) -> int:
-    """How many blocks of `owner` were removed there. Raises CommandError."""
+def purged(url: str, cluster_key: bytes, owner: bytes | None) -> int:
+    """How many blocks of `owner` were removed there; for None those of this cluster, whichever life
+    of it wrote them: another cluster may share the store. Raises CommandError."""
+    whose = Signed(block_mac_key(cluster_key)) if owner is None else owner
     try:
         tier = build_tier(url, secret=cluster_key)
     except (ValueError, StoreError) as error:
@@ -38,6 +42,6 @@ def purged(url: str, cluster_key: bytes, owner: bytes) -> int:
         (outcome,) = tier.get([read], time.monotonic() + LOOK_S).result(2 * LOOK_S)
         if outcome.status is Status.FAILED:
             raise CommandError("the store for all hosts does not answer: what is there stays")
-        return tier.purge(owner)
+        return tier.purge(whose)
     finally:
         tier.close()

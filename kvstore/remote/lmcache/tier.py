@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
-from kvstore.block import MAX_HEADER_BYTES, header_bytes
+from kvstore.block import MAX_HEADER_BYTES, Whose, header_bytes
 from kvstore.connector import ConnectorTier, Limits, Settle
 from kvstore.errors import BadBlockError
 from kvstore.remote.lmcache.program import Program
@@ -147,7 +147,7 @@ class LMCacheSession:
             for _ in part:
                 self._answer(deadline)
 
-    def purge(self, owner: bytes, deadline: float) -> int:
+    def purge(self, whose: Whose, deadline: float) -> int:
         """The server can't be asked whose blocks are whose: they age out."""
         return 0
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 import msgspec
 
 from events.load import KVLayout
+from kvstore.block import Signed, decode, encode
 from kvstore.tier import MISS, PRESENT, STORED, Health, Read, Status, Tier
 from tests.kvstore.conformance.asking import WAIT_S, Seed, exists, get, on, put, soon
 from tests.kvstore.conformance.backend import Backend
 from tests.kvstore.conformance.blocks import (
     LARGE,
+    MAC_KEY,
     SMALL,
     Block,
     chain_of,
@@ -22,6 +24,8 @@ from tests.kvstore.conformance.blocks import (
     verdict,
 )
 from tests.waiting import wait_until
+
+OTHER_KEY = bytes(32)
 
 
 @on()
@@ -125,6 +129,23 @@ def test_C5_a_tenants_blocks_are_purged_and_nobody_elses(
     assert exists(tier, mine) == 0
     assert get(tier, other)[0] == ["good"] * 3
     assert tier.purge(owner) == 0
+
+
+@on("purge")
+def test_C5_all_that_a_cluster_wrote_is_purged_whoever_of_it_did(
+    backend: Backend, tier: Tier, seed: Seed
+) -> None:
+    number = seed()
+    ours = [*chain_of(5, number, b"mine"), *chain_of(3, number, b"yours")]
+    signed = chain_of(3, number, b"another cluster's")
+    theirs = [replace(of, header=encode(decode(of.header), OTHER_KEY)) for of in signed]
+    put(tier, [*ours, *theirs])
+    assert tier.purge(Signed(MAC_KEY)) >= len(ours)
+    assert exists(tier, ours[:5]) == exists(tier, ours[5:]) == 0
+    if not tier.caps.trusted:  # where strangers write, they keep what is theirs
+        assert exists(tier, theirs) == 3
+    assert tier.purge(Signed(MAC_KEY)) == 0
+    tier.purge(Signed(OTHER_KEY))
 
 
 @on("ttl", writable=True)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from msgspec import structs
 
 from configs.load import load_cluster, to_toml
 from configs.schema import ClusterConfig, KvConfig, ModelConfig, RouterConfig, TenantConfig
+from events.secrets import block_mac_key
+from kvstore.block import decode, encode
 from kvstore.identity import BlockIdentity
 from kvstore.kvd.client import Kvd, open_tier
 from kvstore.remote.build import build_tier
@@ -130,6 +133,27 @@ def test_flush_takes_a_tenants_blocks_out_of_the_store_for_all_hosts(
         server.stop()
         assert main(["kv", "flush", "--tenant", "mine", "--state", str(state)]) == 1
         assert "does not answer" in capsys.readouterr().err
+    finally:
+        server.stop()
+        (state / "valkey" / "valkey.conf").unlink()
+
+
+def test_K5_flush_takes_all_that_the_cluster_ever_wrote_out_of_the_store_for_all_hosts(
+    state: Path, blocks: list[BlockIdentity], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A former life's blocks too, which no replica knows of any more; nobody else's."""
+    server = EmbeddedValkey(state / "valkey", 64 << 20)
+    server.start()
+    try:
+        with closing(build_tier(server.url, secret=CLUSTER_KEY)) as store:
+            keys = [block_mac_key(CLUSTER_KEY)] * 4 + [block_mac_key(bytes(32))] * 2
+            for write, key in zip(writes_of(blocks), keys, strict=True):
+                header = encode(decode(bytes(write.header)), key)
+                put(store, [replace(write, header=header)])
+            told = {"removed": 6, "removed_remote": 4}
+            assert kv(state, capsys, "flush") == (0, told)
+            there = [store.exists_prefix([of.key], time.monotonic() + 10) for of in blocks]
+            assert there == [0, 0, 0, 0, 1, 1]
     finally:
         server.stop()
         (state / "valkey" / "valkey.conf").unlink()
