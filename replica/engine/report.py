@@ -18,7 +18,7 @@ def report(
 ) -> EngineLoad:
     """A snapshot of everything; `running` counts whoever has blocks, in whatever state."""
     pool, table, timing = scheduler.cache.pool, scheduler.table, scheduler.timing
-    room = scheduler.room()
+    room = scheduler.room(last_step_s)
     return EngineLoad(
         waiting=len(table.waiting),
         running=sum(map(len, (table.running, table.loading, table.held, table.writing))),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from replica.sched.ledger import Ledger
 from replica.sched.table import RequestTable
 
+LOOK_S = 0.05
 CALM_SHARE = 0.5
 """While so much of the pool can be had nobody is short, and nothing is worked out."""
 
@@ -24,6 +25,27 @@ class Room:
     spare_blocks: int
     end_ms: float = 0.0
     block_ms: float = 0.0
+
+
+class Gauge:
+    """Looks at the room when requests came or went, and every `LOOK_S` beside: each that runs costs
+    some microseconds, and what is believed of them changes little from step to step."""
+
+    def __init__(self, table: RequestTable, ledger: Ledger) -> None:
+        self._table = table
+        self._ledger = ledger
+        self._room = Room(0)
+        self._seen: tuple[int, ...] = ()
+        self._until_s = 0.0
+
+    def read(self, available: int, step_ms: float, now_s: float) -> Room:
+        """As `room`."""
+        table = self._table
+        seen = (len(table.waiting), len(table.loading), len(table.running))
+        if seen != self._seen or now_s >= self._until_s:
+            self._seen, self._until_s = seen, now_s + LOOK_S
+            self._room = room(table, self._ledger, available, step_ms)
+        return self._room
 
 
 def room(table: RequestTable, ledger: Ledger, available: int, step_ms: float) -> Room:

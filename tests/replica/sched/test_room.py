@@ -25,7 +25,7 @@ def test_who_needs_no_more_than_is_spare_is_let_in_at_once(
         bench.add(tokens_of(seed, prompt), sampling(answer, ignore_eos=True))
     for _ in range(steps):
         bench.step()
-    room, (prompt, answer) = bench.scheduler.room(), newcomer
+    room, (prompt, answer) = bench.scheduler.room(bench.now_s), newcomer
     waiting = len(bench.scheduler.table.waiting)
     number = bench.add(tokens_of(99, prompt), sampling(answer, ignore_eos=True))
     bench.step()
@@ -39,7 +39,7 @@ def test_where_most_is_idle_all_of_it_is_spare() -> None:
     bench = Bench(total_blocks=64, block_tokens=4, max_step_tokens=64)
     bench.add(tokens_of(1, 20), sampling(30, ignore_eos=True))
     bench.step()
-    assert bench.scheduler.room() == Room(64 - 5)
+    assert bench.scheduler.room(bench.now_s) == Room(64 - 5)
 
 
 def test_what_is_free_but_promised_is_not_spare_and_comes_back_with_the_first_end() -> None:
@@ -49,7 +49,7 @@ def test_what_is_free_but_promised_is_not_spare_and_comes_back_with_the_first_en
     bench.step()
     timing = bench.scheduler.timing
     timing.step_ms = 10.0
-    room = bench.scheduler.room()
+    room = bench.scheduler.room(bench.now_s)
     assert bench.scheduler.cache.available == 64 - 40
     # 60 more tokens of both, and one block for emergencies; at most as much room as that leaves.
     assert 24 - 1 - 16 <= room.spare_blocks <= 24 - 1 - 10
@@ -68,9 +68,9 @@ def test_who_waits_already_leaves_less_than_nothing() -> None:
     bench = Bench(total_blocks=32, block_tokens=4, max_step_tokens=400)
     bench.add(tokens_of(1, 100), sampling(20, ignore_eos=True))
     bench.step()
-    before = bench.scheduler.room().spare_blocks
+    before = bench.scheduler.room(bench.now_s).spare_blocks
     bench.add(tokens_of(2, 40), sampling(20, ignore_eos=True))
     bench.step()
-    assert bench.scheduler.room().spare_blocks == before - 15
+    assert bench.scheduler.room(bench.now_s).spare_blocks == before - 15
     bench.run()
     bench.assert_right()
