@@ -15,6 +15,7 @@ from torch import Tensor
 
 from replica.models.blocks import BlockMatrix, Matrix, depth_of, of_rows, rows_of
 from replica.models.kernels import Embedding, GatedLinear, Linear, ThinParts
+from replica.models.room import Room
 from replica.models.torch_kernels import TorchKernels
 
 _PANEL = 32
@@ -52,6 +53,7 @@ class _Panels:
         columns: int,
         bias: Tensor | None = None,
         *,
+        room: Room,
         tiles: bool,
     ) -> None:
         self._library = library
@@ -61,12 +63,12 @@ class _Panels:
         tiles = tiles and self._depth % _TILE_DEPTH == 0
         self._kind = (_TILES if tiles else _BF16) if is_bf16 else _FLOAT
         self._encoding = _ENCODINGS[weight.encoding] if isinstance(weight, BlockMatrix) else _DENSE
-        self._packed = self._pack(_padded(rows_of(weight).contiguous(), _PANEL), int(is_bf16))
+        self._packed = self._pack(_padded(rows_of(weight).contiguous(), _PANEL), room, is_bf16)
         self._bias = None if bias is None else _padded(bias.float(), _PANEL)
 
-    def _pack(self, rows: Tensor, is_bf16: int) -> Tensor:
+    def _pack(self, rows: Tensor, room: Room, is_bf16: bool) -> Tensor:
         """As large as `rows`, in the order of the panels."""
-        packed = torch.zeros_like(rows)
+        packed = room.zeros_like(rows)
         size = rows.data_ptr(), packed.data_ptr(), len(rows), self._depth
         if self._encoding == _DENSE:
             self._library.wr_pack(*size, is_bf16)
@@ -185,6 +187,7 @@ class NativeKernels(TorchKernels):
         super().__init__(eps)
         self._library = library
         self._tiles = tiles
+        self._room = Room()
 
     def add_thin(self, parts: ThinParts, x: Tensor, out: Tensor) -> None:
         kind = (_TILES if self._tiles else _BF16) if x.dtype == torch.bfloat16 else _FLOAT
@@ -241,4 +244,4 @@ class NativeKernels(TorchKernels):
         return NativeEmbedding(panels), NativeLinear(panels)
 
     def _panels(self, weight: Matrix, columns: int, bias: Tensor | None = None) -> _Panels:
-        return _Panels(self._library, weight, columns, bias, tiles=self._tiles)
+        return _Panels(self._library, weight, columns, bias, room=self._room, tiles=self._tiles)

@@ -66,7 +66,6 @@ class Ahead {
 
    private:
     static constexpr long LINE = 64 / sizeof(bf16);
-    static constexpr int SECOND_LEVEL = 2;  // more is on its way to there than to the first one
     static constexpr long DISTANCE = 1024;  // lines, which the second-level cache holds easily
 
     long lines_of(long item) const {

@@ -118,14 +118,20 @@ template <typename Out, typename Then>
 void tiled_product(const bf16* x, const Panels<bf16>& weights, Out* out, long rows, long columns,
                    long depth, const Then& then) {
     long count_panels = (columns + Then::columns - 1) / Then::columns;
+    if (!rows) return;
+    // Tiles of just those rows, if they don't fill one; else the last ones as a full tile.
+    bool few = rows < tiles::ROWS;
     long whole = rows / tiles::ROWS * tiles::ROWS;
     static thread_local std::vector<bf16> kept;
-    kept.assign(tiles::ROWS * depth, bf16{0});
-    std::memcpy(kept.data(), x + whole * depth, (rows - whole) * depth * sizeof(bf16));
-    const bf16* last = kept.data();
+    const bf16* last = x;
+    if (!few && whole < rows) {
+        kept.assign(tiles::ROWS * depth, bf16{0});
+        std::memcpy(kept.data(), x + whole * depth, (rows - whole) * depth * sizeof(bf16));
+        last = kept.data();
+    }
 #pragma omp parallel
     {
-        tiles::Configured configured;
+        tiles::Configured configured(few ? rows : tiles::ROWS);
         Panels<bf16> panels = weights;
         alignas(64) float sums[2 * tiles::ROWS * PANEL];
 #pragma omp for collapse(2) schedule(static)

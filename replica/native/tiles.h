@@ -1,7 +1,6 @@
 // Products of bfloat16 by AMX: 16 rows by 32 columns at a time, on the same packed panels.
 //
-// Rows are always computed 16 at once, missing ones as zeros, and each number is summed in one
-// order: so a row's result does not depend on how many others there are.
+// Each number is summed in one order: so a row's result does not depend on how many others there are.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +64,7 @@ inline void multiply(const bf16* x, long x_step, blocks::Panels<bf16>& panels, l
     for (long k = 0; k < depth; k += DEPTH) {
         const bf16* panel = panels.at(k);
         if (ahead)
-            for (long i = 0; i < STEP; i += LINE) __builtin_prefetch(ahead + k * PANEL + i);
+            for (long i = 0; i < STEP; i += LINE) __builtin_prefetch(ahead + k * PANEL + i, 0, SECOND_LEVEL);
         _tile_loadd(6, panel, PAIRS);
         _tile_loadd(7, panel + PANEL, PAIRS);
         _tile_loadd(4, x + k, bytes);

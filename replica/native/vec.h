@@ -22,6 +22,7 @@ struct bf16 {
 
 constexpr long WIDTH = 16;
 constexpr long PANEL = 2 * WIDTH;  // columns of one packed panel
+constexpr int SECOND_LEVEL = 2;    // the cache to fetch into: more is on its way to it than to the first
 
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 8;  // 16 accumulators, 2 columns and a splat fit into 32 registers
