@@ -16,11 +16,14 @@ from events.load import DecodeFit, PrefillFit
 from replica.sched.request import Request
 
 AGEING = 0.5
-"""A prompt that came 1 s earlier may take this much longer (in s) and still goes first."""
+"""A prompt that has waited 1 s longer may take this much longer (in s) and still goes first."""
 
 MIN_PREFILL = 1.0
 """Of what a step takes without it: what prefill gets even where that is all that the target has.
 Less would keep prompts waiting on a slow machine for gaps that are long anyway."""
+
+SURE_CONFIDENCE = 0.5
+"""Below it a model of step times is a guess."""
 
 MIN_CHUNK_TOKENS = 16
 """Smaller pieces cost a row, and bring nobody further. The end of a prompt may be smaller."""
@@ -38,6 +41,12 @@ class StepModel:
         """How long the rest of a request's prefill takes."""
         return self.prefill.predict_ms(request.computed, request.debt)
 
+    def spent_ms(self, request: Request) -> float:
+        """How long what it did not find in the cache has taken so far."""
+        return self.prefill.predict_ms(
+            request.cached_tokens, max(0, request.computed - request.cached_tokens)
+        )
+
     def decodes_ms(self, decodes: Sequence[Request]) -> float:
         """What a step with a chunk in it takes beside the chunk."""
         context = sum(request.computed for request in decodes)
@@ -46,10 +55,12 @@ class StepModel:
 
 
 def shortest_first(prefills: Sequence[Request], model: StepModel) -> list[Request]:
-    """In the order in which they get tokens: priority, then remaining time with ageing."""
+    """In the order in which they get tokens: priority, then remaining time with ageing. The time
+    in which it was computed itself makes no prompt older."""
 
     def key(request: Request) -> tuple[float, ...]:
-        aged_ms = model.rest_ms(request) + AGEING * 1e3 * request.spec.arrival_s
+        since_ms = 1e3 * request.spec.arrival_s + model.spent_ms(request)
+        aged_ms = model.rest_ms(request) + AGEING * since_ms
         return (-request.spec.priority, aged_ms, *request.rank)
 
     return sorted(prefills, key=key)
@@ -65,6 +76,7 @@ class ChunkBudget:
         self._fit = model.prefill
         self._ms = math.inf
         self._untouched = True
+        self._ending = 0
         if itl_target_ms > 0.0 and decodes:
             alone_ms = model.decodes_ms(decodes)
             spare_ms = itl_target_ms / (1.0 + model.error) - alone_ms
@@ -79,15 +91,26 @@ class ChunkBudget:
         if wanted <= 0:
             return 0
         count = min(wanted, self._affordable(request.computed))
+        if count < request.debt and self._delays_more_than_it_saves(request.computed, count):
+            return 0
         least = min(wanted, MIN_CHUNK_TOKENS)
         if count < least:
             if not self._untouched:
                 return 0
             count = least
         self._untouched = False
+        self._ending += count == request.debt
         self._tokens -= count
         self._ms -= self._fit.predict_ms(request.computed, count) - self._fit.a
         return count
+
+    def _delays_more_than_it_saves(self, start: int, count: int) -> bool:
+        """Prompts that end with this step wait for all of it; without the piece of another one that
+        goes on anyway it is over sooner, for one more step; what that costs must be known."""
+        if self._fit.confidence < SURE_CONFIDENCE:
+            return False
+        piece_ms = self._fit.predict_ms(start, count) - self._fit.a
+        return self._ending * piece_ms > self._fit.a
 
     def _affordable(self, start: int) -> int:
         """The most tokens behind `start` that fit into the time that is left."""

@@ -13,7 +13,7 @@ from itertools import chain, combinations
 import numpy as np
 
 from events.load import DecodeFit, PrefillFit
-from replica.sched.chunks import StepModel
+from replica.sched.chunks import SURE_CONFIDENCE, StepModel
 from replica.sched.plan import ExecutionPlan
 
 FORGETTING = 0.995
@@ -22,7 +22,6 @@ DEFAULT_DECODE = DecodeFit(base=40.0, per_row=2.0, per_context=0.0, confidence=0
 _PREFILL_SCALE = (1.0, 1e2, 1e5)
 _DECODE_SCALE = (1.0, 1e1, 1e4)
 _WARM_STEPS = 8
-_SURE_CONFIDENCE = 0.5
 _OUTLIER = 4.0
 _SOLVE_EVERY_STEPS = 8
 _RIDGE = 0.01
@@ -130,7 +129,7 @@ class Timing:
     @property
     def sure_error(self) -> float | None:
         """How far off the prefill model is, as a share; None while next to nothing was learnt."""
-        sure = self._prefill.confidence >= _SURE_CONFIDENCE
+        sure = self._prefill.confidence >= SURE_CONFIDENCE
         return self._prefill.relative_error if sure else None
 
     def model(self) -> StepModel:

@@ -88,6 +88,32 @@ def test_shorter_ones_go_first_unless_an_older_one_has_waited_long_enough() -> N
     assert shortest_first([long, short, urgent], MODEL)[0] is urgent
 
 
+def test_S6_what_is_being_computed_grows_no_older_by_it_and_what_waits_does() -> None:
+    (long,) = requests(6_000)
+    alone_ms = MODEL.prefill.predict_ms(0, 6_000)
+    (late,) = requests(100, arrival_s=0.9 * alone_ms / 1e3)
+    long.computed = 5_500
+    assert shortest_first([long, late], MODEL) == [late, long]
+    long.computed = 0
+    (much_later,) = requests(100, arrival_s=2.1 * alone_ms / 1e3)
+    assert shortest_first([long, much_later], MODEL) == [long, much_later]
+
+
+def test_S6_what_ends_with_a_step_does_not_wait_for_a_piece_of_what_goes_on() -> None:
+    short, long = requests(100, 6_000)
+    budget = ChunkBudget(1_000, 0.0, [], MODEL)
+    assert budget.take(short) == 100
+    assert budget.take(long) == 0
+    rest = long
+    rest.computed = 5_950
+    assert budget.take(rest) == 50, "it ends too"
+    goes_on, short = requests(6_000, 100)
+    budget = ChunkBudget(1_000, 0.0, [], MODEL)
+    assert (budget.take(goes_on), budget.take(short)) == (1_000, 0)
+    crumb = ChunkBudget(116, 0.0, [], MODEL)
+    assert (crumb.take(short), crumb.take(goes_on)) == (100, 16), "dearer to put off than to do"
+
+
 def test_whoever_decodes_gets_its_token_in_every_step_whatever_else_waits() -> None:
     bench = Bench(total_blocks=600, max_step_tokens=20, max_running=12, policy=Deadline())
     decodes = [bench.add(tokens_of(seed, 4), sampling(30), priority=-5) for seed in range(4)]

@@ -135,5 +135,5 @@ async def test_S6_beside_a_flood_of_long_prompts_short_ones_wait_for_nobody(asks
     engines.close()
     assert engines.waits_s[POLITE.name] == [0.0] * (20 if asks is POLITE else 0)
     assert sum(wait_s == 0.0 for wait_s in engines.waits_s[asks.name]) >= 20
-    assert p95(ttfts) < LONG_S / 2
+    assert p95(ttfts) < LONG_S / 3
     assert long - long_before == pytest.approx(20 * 2 / LONG_S, rel=0.1)
