@@ -28,7 +28,7 @@ from router.serving.http import add_ids, error_middleware
 from router.serving.lane import Lane
 from router.split.signals import register_split
 from router.telemetry.alarms import Alarms
-from router.telemetry.gauges import register_accuracy, register_index
+from router.telemetry.gauges import register_accuracy, register_index, register_texts
 from router.telemetry.metrics import Metrics, Sample
 from router.tenancy.admit import add_limits
 from router.tenancy.tenant_tally import merged, register_tallies
@@ -159,6 +159,7 @@ def _register_gauges(services: Services) -> None:
     metrics.gauge("replicas", "Replicas that the fleet knows", lambda: len(fleet))
     register_index(metrics, fleet, services.brain.optimistic, services.brain.ledger)
     register_accuracy(metrics, services.brain.accuracy)
+    register_texts(metrics, [of.renderer for of in services.revisions.all()])
     metrics.gauge("links_resumed", "Broken connections that went on", lambda: links.resumed)
     metrics.gauge("late_deltas", "Deltas that nobody waited for", lambda: links.late_deltas)
     peers, registry = services.brain.peers, services.registry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from events.load import OWN_ENGINE
@@ -31,6 +32,7 @@ class Evidence:
         self._index = index
         self._alarms = alarms
         self._next_probe_s = 0.0
+        self._bus_silent_at_s = -math.inf
 
     def expect_shown(
         self, member: Member, chain: KeyChain, public_cut_blocks: int, now_s: float
@@ -62,6 +64,8 @@ class Evidence:
         self._alarms.set(
             silent, BUS_SILENT, BUS, "links stand, but the bus brings nothing of any replica"
         )
+        if silent:
+            self._bus_silent_at_s = now_s
 
     def _lives(self, member: Member) -> bool:
         told = member.load is not None and member.hello.engine == OWN_ENGINE
@@ -78,7 +82,8 @@ class Evidence:
             "shares no cached prompt: its block_tokens or dtype are not those of most replicas",
         )
         unknown_s = member.unknown_since_s
-        silent = unknown_s is not None and now_s - unknown_s >= NO_EVENTS_AFTER_S
+        since_s = None if unknown_s is None else max(unknown_s, self._bus_silent_at_s)
+        silent = since_s is not None and now_s - since_s >= NO_EVENTS_AFTER_S
         silent = silent and member.hello.digests
         self._alarms.set(
             silent, "no_events", member.replica, "alive, but its cache digest never came"

@@ -87,17 +87,25 @@ class Renderer:
         self._bos = b"" if card.bos_id is None else pack((card.bos_id,))
         self._turns = Turns(card.template, card.tokenizer, _cache(bounds.turn_memory_bytes))
         self._offload = Offload(executor, bounds.pending_chars, bounds.timeout_s)
-        known = _cache(bounds.segment_cache_bytes)
+        # Of written messages and of all others: what is known of one is not asked by the other.
+        self.text_limit_bytes = bounds.segment_cache_bytes
+        each_bytes = self.text_limit_bytes // 2
+        self._known = _cache(each_bytes)
         context_tokens = card.shape.context_tokens
-        self._pieces = Pieces(card.tokenizer, context_tokens, known, self._offload)
+        self._pieces = Pieces(card.tokenizer, context_tokens, self._known, self._offload)
         self._outline = lru_cache(OUTLINES_KEPT)(
             lambda skeleton: Outline(skeleton, card.tokenizer, self._turns)
         )
-        max_bytes = bounds.segment_cache_bytes
         self._shelves = shelves_for(
-            card.tokenizer, card.template.markers, max_bytes, max_bytes // 4
+            card.tokenizer, card.template.markers, each_bytes, each_bytes // 4
         )
         self._plan = lru_cache(OUTLINES_KEPT)(self._make_plan)
+
+    @property
+    def text_bytes(self) -> int:
+        """Of texts whose ids are known, at most `text_limit_bytes`."""
+        written = self._shelves.size_bytes if self._shelves is not None else 0
+        return self._known.size_bytes + written
 
     async def chat(
         self,

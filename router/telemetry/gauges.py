@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -11,6 +11,7 @@ from events.nats import BusStats
 from router.choice.reserve import Ledger
 from router.fleet.fleet import Fleet
 from router.locality.optimistic import OptimisticEntries
+from router.rendering.render import Renderer
 from router.telemetry.accuracy import Accuracy, Sums
 from router.telemetry.metrics import Metrics, Sample
 
@@ -46,6 +47,19 @@ def register_index(
         ("reservations_expired", "Written off before their end", lambda: ledger.expired_total),
     ):
         metrics.counters(name, text, (), partial(_alone, total))
+
+
+def register_texts(metrics: Metrics, renderers: Sequence[Renderer]) -> None:
+    """Memory of the texts whose token ids are known, of all revisions."""
+
+    def held() -> int:
+        return sum(of.text_bytes for of in renderers)
+
+    def limit() -> int:
+        return sum(of.text_limit_bytes for of in renderers)
+
+    metrics.gauge("text_cache_bytes", "Texts whose token ids are known", held)
+    metrics.gauge("text_cache_limit_bytes", "At most", limit)
 
 
 def register_feed(metrics: Metrics, stats: FeedStats) -> None:

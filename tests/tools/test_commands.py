@@ -43,6 +43,7 @@ from tools.up.command import READY, few_blocks, options_of
         ("bench demo --policies round_robin,nope", "unknown policy 'nope'"),
         ("bench demo --policies random,random", "twice"),
         ("bench chunks --streams 0", "takes 1 or more"),
+        ("bench", "which one? book, bus, calls"),
         ("bench engine --rounds 0", "takes 1 or more"),
         ("bench engine --threads 0", "takes 1 or more"),
     ],

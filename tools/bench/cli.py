@@ -34,5 +34,7 @@ def main(argv: Sequence[str]) -> int:
     names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, (_, text) in BENCHES.items():
         names.add_parser(name, help=text, add_help=False)
+    if not argv:
+        parser.error(f"which one? {', '.join(sorted(BENCHES))} (--help says what each is for)")
     chosen = parser.parse_args(list(argv)[:1])
     return int(importlib.import_module(BENCHES[chosen.name][0]).main(list(argv)[1:]) or 0)

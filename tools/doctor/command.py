@@ -23,7 +23,7 @@ from tools.doctor.plan import add_flags, plan
 from tools.errors import CommandError
 from tools.flags import output_file
 from tools.local import admin_of
-from tools.up.state import default_folder
+from tools.up.state import default_folder, held
 
 STYLES = {Verdict.GOOD: "green", Verdict.SLOW: "yellow", Verdict.BROKEN: "red"}
 WITH_CAPACITY = "with --capacity"
@@ -82,6 +82,9 @@ def examine(state: Path | None, url: str | None) -> list[Finding]:
     running = asyncio.run(_cluster(state, url))
     if running is not None:
         return [*found, *running]
+    if not url and held(state or default_folder("local")):
+        text = "`warmroute up` has begun one here that does not answer yet"
+        return [*found, Finding(Verdict.SLOW, "cluster", text, "ask again when it says ready")]
     host, port = DEFAULT_HOST, DEFAULT_PORT
     try:
         router = load_cluster((state or default_folder("local")) / "cluster.toml").router

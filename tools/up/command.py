@@ -108,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-remote",
         default="",
         metavar="URL",
-        help="a store for all hosts: valkey://, file:///, s3://; with a password in it better as "
+        help="a store for all hosts: valkey://, valkeys://, redis://, rediss://, file:///, s3://, "
+        "lmcache://, peer:// (another host's memory); with a password in it better as "
         "WARMROUTE_KV__REMOTE in the environment",
     )
     add(

@@ -147,6 +147,21 @@ def lock(state: ClusterState) -> int:
     return descriptor
 
 
+def held(folder: Path) -> bool:
+    """Whether a `warmroute up` runs there, ready or not."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def write_cluster(state: ClusterState, config: ClusterConfig) -> None:
     """The cluster file that all children read."""
     _write_private(state.cluster_file, to_toml(config).encode())

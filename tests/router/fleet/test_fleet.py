@@ -293,6 +293,28 @@ def test_R9_a_fleet_that_is_full_says_so() -> None:
     assert alarms(world) == {"fleet_full"}
 
 
+def test_E4_a_dead_bus_is_named_and_no_replica_for_it() -> None:
+    world = World()
+    world.fleet.on_hello("a", 1, hello())
+    world.fleet.link_state("a", 1, True)
+    world.fleet.on_load("a", 1, load())
+    world.fleet.on_digest_unknown("a", 1, "reconnect")
+
+    def after_s(seconds: float) -> set[str]:
+        world.clock.pass_s(seconds)
+        world.fleet.check()
+        return alarms(world)
+
+    seen = set().union(*(after_s(0.5) for _ in range(60)))
+    assert seen == {"bus_silent"}
+    world.fleet.on_load("a", 1, load())
+    assert after_s(0.5) == set(), "the snapshot is on its way"
+    for _ in range(20):
+        world.fleet.on_load("a", 1, load())
+        named = after_s(0.5)
+    assert named == {"no_events"}
+
+
 def test_E10_a_bus_that_is_silent_while_links_stand_is_named() -> None:
     world = World()
     for name in ("a", "b"):

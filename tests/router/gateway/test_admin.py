@@ -350,6 +350,8 @@ async def test_E4_trust_is_told_by_replica_and_tenant_and_measured(
         "trust_skipped_tokens_total",
         "wrong_depth_ratio 0.0",
         "index_limit_bytes 5.3",
+        "text_cache_bytes ",
+        "text_cache_limit_bytes 6.7",
         "promised_limit_bytes",
         "digest_false_positive_rate",
     ):

@@ -108,6 +108,25 @@ def test_R8_what_is_written_gives_the_same_ids(
     asyncio.run(check())
 
 
+def test_R9_both_ways_to_keep_texts_share_one_bound(
+    chatml: ModelCard, executor: ThreadPoolExecutor
+) -> None:
+    renderer = Renderer(chatml, executor, RenderBounds(segment_cache_bytes=40_000))
+
+    async def ask(decoded: bool, tenants: range) -> int:
+        for tenant in tenants:
+            for number in range(20):
+                messages = [{"role": "user", "content": f"{tenant} {number} " + "word " * 20}]
+                asked = messages if decoded else written(messages)
+                await renderer.chat(asked, tenant=str(tenant))
+        return renderer.text_bytes
+
+    one_way = asyncio.run(ask(False, range(20)))
+    assert 0 < one_way <= renderer.text_limit_bytes / 2
+    both = asyncio.run(ask(True, range(20)))
+    assert one_way < both <= renderer.text_limit_bytes == 40_000
+
+
 @settings(max_examples=200, deadline=None)
 @given(conversation=MESSAGES, ascii_only=st.booleans())
 def test_messages_read_the_same(conversation: list[tuple[str, str]], ascii_only: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 from tools.admin import AdminClient
 from tools.cli import main
 from tools.doctor.cluster import MEANINGS, alarm_finding, cluster_findings, probe_finding
+from tools.doctor.command import examine
 from tools.doctor.finding import Verdict
 from tools.doctor.machine import machine_findings, port_finding
+from tools.up.state import lock, open_state
 
 ROUTER = Path(__file__).parents[3] / "router"
 
@@ -98,3 +101,14 @@ def test_a_flag_that_says_something_of_a_missing_one_is_no_silence(
     with pytest.raises(SystemExit):
         main(["doctor", "--tp", "2", "--memory-gib", "80"])
     assert "--tp, --memory-gib says something of --capacity" in capsys.readouterr().err
+
+
+def test_a_cluster_that_is_starting_is_not_called_none(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    assert examine(tmp_path, None)[-1].text == "none runs here"
+    descriptor = lock(state)
+    found = examine(tmp_path, None)[-1]
+    assert (found.about, found.verdict) == ("cluster", Verdict.SLOW)
+    assert "does not answer yet" in found.text
+    os.close(descriptor)
+    assert examine(tmp_path, None)[-1].text == "none runs here"
