@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 from pathlib import Path
 
@@ -36,6 +35,25 @@ def factor(text: str) -> float:
         number = math.nan
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError("takes a number above 0")
+    return number
+
+
+def amount(text: str) -> float:
+    """A number from zero on."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError("takes a number from 0 on")
+    return number
+
+
+def share(text: str) -> float:
+    """A part of the whole."""
+    number = amount(text)
+    if number > 1:
+        raise argparse.ArgumentTypeError("takes 0 to 1")
     return number
 
 
@@ -88,9 +106,13 @@ def memory_bytes(text: str) -> int:
 def output_file(text: str) -> Path:
     """A file that can be written: nobody measures for a minute and then loses the figures."""
     path = Path(text)
-    target = path if path.exists() else path.parent
-    if path.is_dir() or not target.exists() or not os.access(target, os.W_OK):
-        raise argparse.ArgumentTypeError(f"can't write {text}")
+    there = path.exists()
+    try:
+        path.open("ab").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"can't write {text}: {error.strerror}") from None
     return path
 
 

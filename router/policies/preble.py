@@ -5,8 +5,9 @@ Source: Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LL
 that one is the heaviest by far (1.5 times the lightest, which then takes it). Else: the least load
 of a past window, plus what would be evicted, plus the prefill. A request's share of the load is its
 uncached prefill and the decoding of 45 tokens. The window is 3 minutes there; rules here know no
-clock, so it is the last 512 requests. Times come from the replicas' fits rather than from a
-regression made beforehand, and the eviction's is our own term.
+clock, so it is the last 512 requests. Times of prefills come from the replicas' fits rather than
+from a regression made beforehand, a token decoded counts 20 ms rather than the median of those
+measured, and the eviction's is our own term.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Source: llm-d/llm-d-router. The filter is `prefix-cache-affinity-filter` with its defaults (at least
 80 % of the prompt cached; kept while the sticky ones' estimated TTFT is not 18 s worse, at 15,928
 prefill tokens a second; no exploration); the weights are those of the precise prefix-cache guide:
-prefix 3, queue 2, KV utilisation 2.
+prefix 3, queue 2, KV utilisation 2. Its queue is what waits by the engine's last metrics; here it
+is all that waits, runs or was just sent, which is never late.
 """
 
 from __future__ import annotations

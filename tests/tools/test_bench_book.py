@@ -13,7 +13,7 @@ from tools.bench.book import files
 from tools.bench.book.command import main
 from tools.bench.book.goals import goals
 from tools.bench.book.scenarios import ALL, Scenario
-from tools.bench.book.text import book, wins
+from tools.bench.book.text import HIGHER, SHOWN, book, wins
 from tools.bench.live.report import ROWS
 from tools.errors import CommandError
 from tools.sim.generate import KINDS, generate
@@ -45,6 +45,31 @@ def test_a_peer_that_wins_is_told_first_by_how_much() -> None:
     assert first.startswith("# ")
     assert "within 0.5% of it, in 1 of 1" in told
     assert "A scenario: weighted in TTFT p90" in told
+
+
+def test_no_column_of_the_tables_is_left_out_of_the_comparison() -> None:
+    settings = Settings(policy="warmroute", replicas=2)
+    figures = simulate(generate(SCENARIO.trace), settings, ["warmroute"], 2.0)["policies"][
+        "warmroute"
+    ]
+    sign = {key: 1 if key in HIGHER else -1 for key in SHOWN}
+    better = {
+        key: abs(value) * (1 + sign[key] / 2) + sign[key]
+        for key, value in figures.items()
+        if key in sign
+    }
+    of = {**result(), "policies": {"warmroute": figures, "weighted": figures | better}}
+    assert len(wins(of)) == len(SHOWN) - 1  # a capacity wasn't sought
+    shown = {"e2e_p50_s", "e2e_p90_s", "e2e_p99_s"} ^ COLUMNS.keys()
+    assert SHOWN.keys() == shown
+
+
+def test_without_figures_the_book_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError, match="no figures"):
+        main(["--only-write"])
 
 
 def test_without_a_winning_peer_that_is_what_it_says() -> None:

@@ -16,12 +16,14 @@ from tools.errors import CommandError
 from tools.flags import (
     OWN_TIMES,
     add_keep_bins,
+    amount,
     factor,
     natural,
     output_file,
     pace,
     picture_file,
     positive,
+    share,
 )
 from tools.show import print_table
 from tools.sim.call import Trace, TraceError
@@ -79,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--itl-target-ms",
-        type=float,
+        type=amount,
         default=ITL_TARGET_MS,
         help="longest step while others decode (%(default)g); 0 for none",
     )
@@ -136,9 +138,9 @@ def _tiers(flags: argparse.Namespace) -> tuple[TierSpec, ...]:
 
 
 def _add_faults(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--lag-ms", type=float, default=1.0, help="from replica to router")
-    group.add_argument("--jitter-ms", type=float, default=0.0, help="messages overtake each other")
-    group.add_argument("--loss", type=float, default=0.0, help="share of messages that get lost")
+    group.add_argument("--lag-ms", type=amount, default=1.0, help="from replica to router")
+    group.add_argument("--jitter-ms", type=amount, default=0.0, help="messages overtake each other")
+    group.add_argument("--loss", type=share, default=0.0, help="share of messages that get lost")
     many = {"action": "append", "default": []}
     group.add_argument("--slow", type=speed, metavar="r0=0.5", help="at that speed", **many)
     group.add_argument("--muted", metavar="r1", help="it publishes no digests", **many)

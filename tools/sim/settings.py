@@ -60,10 +60,10 @@ class Settings:
             raise ValueError(f"replica '{twice[0]}' is there from the start")
         if unknown := sorted(named - joining - set(self.names)):
             raise ValueError(f"no replica '{unknown[0]}': they are {', '.join(self.names)}")
-        if not set(self.names) - {f.replica for f in self.faults if f.what == "die"}:
-            raise ValueError("all replicas are to die: nobody would answer")
         if not self.replicas + self.decode:
             raise ValueError("some replicas have to answer")
+        if not set(self.names) - {f.replica for f in self.faults if f.what == "die"}:
+            raise ValueError("all replicas are to die: nobody would answer")
         if self.prefill and not any(tier.shared for tier in self.tiers):
             raise ValueError("those that compute prompts need a store that all share")
 

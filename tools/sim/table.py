@@ -16,12 +16,19 @@ COLUMNS = {
     "ttft_p90_s": ("p90", ".2f"),
     "ttft_p99_s": ("p99", ".2f"),
     "e2e_mean_s": ("E2E", ".2f"),
+    "e2e_p50_s": ("p50", ".2f"),
+    "e2e_p90_s": ("p90", ".2f"),
+    "e2e_p99_s": ("p99", ".2f"),
     "itl_p99_ms": ("ITL p99", ".0f"),
     "slo_share": ("in SLO", ".3f"),
+    "goodput_per_s": ("good/s", ".2f"),
     "max_over_mean_load": ("load", ".2f"),
+    "jain_tenant_ttft": ("fair", ".2f"),
+    "moved_gbytes": ("GB moved", ".0f"),
     "capacity_load": ("capacity", ".2f"),
 }
-"""Figure to heading and form: means in s, gaps in ms, load as the largest over the mean."""
+"""Figure to heading and form: times in s, gaps in ms, load as the largest over the mean, fairness
+as Jain's index of the tenants' mean TTFT."""
 
 
 def columns(
@@ -51,6 +58,8 @@ def title(of: dict[str, Any]) -> str:
 def table(result: dict[str, Any]) -> Table:
     """Of one simulation, for a terminal."""
     shown = columns(result["policies"])
+    if not result["settings"]["tiers"]:
+        shown.pop("moved_gbytes", None)
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     made.add_column("policy", no_wrap=True, min_width=16)
     for heading, _ in shown.values():

@@ -5,12 +5,15 @@
 - Run-length: the same with `hash_runs`, pairs of first id and count, `session` and `kind`;
   timestamps count from the start of their kind. Blocks have 16 tokens.
 - Azure's public traces: CSV of TIMESTAMP, ContextTokens, GeneratedTokens; nothing is shared.
+
+A block without an id is nobody else's.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -26,6 +29,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 RUN_LENGTH_BLOCK_TOKENS = 16
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_TOKENS = 4_000_000
+MAX_ID = 2**31 - 1
 MAX_BIN_S = 3.0
 ANYBODY = "trace"
 
@@ -35,12 +39,13 @@ def read_trace(path: Path, keep_bins: bool = False) -> Trace:
 
     `keep_bins`: what was recorded at one moment comes at one moment."""
     try:
-        with path.open(encoding="utf-8") as file:
-            calls, block_tokens = _read(path, file)
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(encoding="utf-8-sig") as file:
+            told, block_tokens = _read(path, file)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: {getattr(error, 'strerror', error)}") from error
-    if not calls:
+    if not told:
         raise TraceError(f"{path}: no request in it has a prompt")
+    calls = list(_completed(told, block_tokens))
     calls.sort(key=lambda call: call.arrival_s)
     if keep_bins:
         return Trace(f"{path.stem}, bins kept", block_tokens, tuple(calls))
@@ -57,6 +62,24 @@ def _spread(calls: list[Call]) -> Iterator[Call]:
         gap_s = min(MAX_BIN_S, until.get(at_s, at_s) - at_s) / len(same)
         for place, call in enumerate(same):
             yield replace(call, arrival_s=at_s + place * gap_s) if place else call
+
+
+def _completed(calls: list[Call], block_tokens: int) -> Iterator[Call]:
+    """With ids that a token can be, equal where those in the file are, and an id of its own (below
+    zero) for each block that has none."""
+    ids = np.concatenate([call.blocks for call in calls])
+    if ids.size and not 0 <= ids.min() <= ids.max() <= MAX_ID:
+        ids = np.unique(ids, return_inverse=True)[1]
+    own, at = count(1), 0
+    for call in calls:
+        blocks = ids[at : at + len(call.blocks)]
+        at += len(blocks)
+        # A partial block can't be found in a cache: it needs no id where others have one.
+        if len(blocks) < max(1, call.prompt_tokens // block_tokens):
+            lacking = -(-call.prompt_tokens // block_tokens) - len(blocks)
+            fresh = np.array([-next(own) for _ in range(lacking)], np.int64)
+            blocks = np.concatenate((blocks, fresh))
+        yield replace(call, blocks=blocks)
 
 
 def _read(path: Path, file: Iterable[str]) -> tuple[list[Call], int]:
@@ -80,7 +103,7 @@ def _rows(path: Path, file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise TraceError(f"{path}:{number}: not JSON") from None
         if not isinstance(row, dict):
             raise TraceError(f"{path}:{number}: not a JSON object")
@@ -97,38 +120,57 @@ def _typed(
         call = read(row)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path}:{number}: {type(error).__name__}: {error}") from None
+    return _in_range(path, number, call)
+
+
+def _in_range(path: Path, number: int, call: Call) -> Call:
     if not 0 < call.prompt_tokens <= MAX_TOKENS or not 0 <= call.output_tokens <= MAX_TOKENS:
         raise TraceError(f"{path}:{number}: lengths out of range")
+    if not math.isfinite(call.arrival_s):
+        raise TraceError(f"{path}:{number}: no time at which it could come")
     return call
 
 
 def _mooncake(row: dict[str, Any]) -> Call:
-    return _call(row, np.array(row["hash_ids"], np.int64), ANYBODY, MOONCAKE_BLOCK_TOKENS)
+    ids = row["hash_ids"]
+    if any(type(each) is not int for each in ids):
+        raise ValueError("hash_ids has to be a list of whole numbers")
+    blocks = np.array([each % 2**64 for each in ids], np.uint64).astype(np.int64)
+    return _call(row, blocks, ANYBODY, MOONCAKE_BLOCK_TOKENS)
 
 
 def _run_length(row: dict[str, Any]) -> Call:
-    runs = [np.arange(first, first + length) for first, length in row["hash_runs"]]
+    told = [(_whole(first), _whole(length)) for first, length in row["hash_runs"]]
+    if any(length < 1 for _, length in told) or sum(length for _, length in told) > MAX_TOKENS:
+        raise ValueError("hash_runs out of range")
+    runs = [np.arange(first, first + length, dtype=np.int64) for first, length in told]
     blocks = np.concatenate(runs) if runs else np.empty(0, np.int64)
     return _call(row, blocks, str(row["kind"]), RUN_LENGTH_BLOCK_TOKENS)
 
 
 def _call(row: dict[str, Any], blocks: np.ndarray, tenant: str, block_tokens: int) -> Call:
-    prompt_tokens = int(row["input_length"])
+    prompt_tokens = _whole(row["input_length"])
     if len(blocks) != -(-prompt_tokens // block_tokens):
-        # Some recordings leave the partial block out; what has no id is nobody else's.
+        # Some recordings leave the partial block out.
         blocks = blocks[: prompt_tokens // block_tokens]
     return Call(
         arrival_s=float(row["timestamp"]) / 1e3,
         tenant=tenant,
         blocks=blocks,
         prompt_tokens=prompt_tokens,
-        output_tokens=int(row["output_length"]),
+        output_tokens=_whole(row["output_length"]),
     )
 
 
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or int(value) != float(value):
+        raise ValueError(f"{value!r} is no whole number")
+    return int(value)
+
+
 def _lengths(path: Path, file: Iterable[str]) -> Iterator[Call]:
-    """Every prompt is its own: ids below zero occur in no other trace."""
-    own, start_s = count(1), None
+    """No block has an id: every prompt is its own."""
+    start_s, nothing = None, np.empty(0, np.int64)
     for number, row in enumerate(csv.DictReader(file), 2):
         try:
             at_s = datetime.fromisoformat(row["TIMESTAMP"]).timestamp()
@@ -136,7 +178,6 @@ def _lengths(path: Path, file: Iterable[str]) -> Iterator[Call]:
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"{path}:{number}: {type(error).__name__}: {error}") from None
         start_s = at_s if start_s is None else start_s
-        if 0 < prompt_tokens <= MAX_TOKENS and 0 <= output_tokens <= MAX_TOKENS:
-            blocks = -(-prompt_tokens // MOONCAKE_BLOCK_TOKENS)
-            ids = np.array([-next(own) for _ in range(blocks)], np.int64)
-            yield Call(at_s - start_s, ANYBODY, ids, prompt_tokens, output_tokens)
+        if prompt_tokens:
+            call = Call(at_s - start_s, ANYBODY, nothing, prompt_tokens, output_tokens)
+            yield _in_range(path, number, call)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from router.choice.route import RouteQuery
 from router.choice.sheet import TERMS, Best
 from router.policies import make_policy
-from router.policies.base import Candidate, Candidates
+from router.policies.base import Candidate, Candidates, Pick
 from tests.router.kit import BLOCK_TOKENS, World, prompt
 
 BLOCKS = 10
@@ -107,15 +107,37 @@ def test_longest_prefix_sends_a_short_match_to_the_least_load() -> None:
     assert chosen("longest_prefix", candidates) == "idle"
 
 
-@pytest.mark.parametrize(("used", "takes"), [(5, "warm"), (7, "idle")])
-def test_block_cost_weighs_overlap_against_active_blocks(used: int, takes: str) -> None:
-    candidates = field(one("warm", overlap_blocks=6, used_blocks=used), one("idle"))
-    assert chosen("block_cost", candidates) == takes
+@pytest.mark.parametrize(("active", "takes"), [(5, "warm"), (7, "idle")])
+def test_block_cost_weighs_overlap_against_active_blocks(active: int, takes: str) -> None:
+    rule, rng = make_policy("block_cost"), random.Random(1)
+    warm = one("warm", overlap_blocks=6, requests=1)
+    sent = World(1).query(prompt((9, active)))
+    rule.placed(sent, field(replace(warm, requests=0)), Pick("warm", ""))
+    assert rule.pick(query(), field(warm, one("idle")), rng).replica == takes
 
 
 def test_block_cost_counts_the_queue_in_blocks() -> None:
     queued = one("warm", overlap_blocks=6, queued_prefill_tokens=7 * BLOCK_TOKENS)
     assert chosen("block_cost", field(queued, one("idle"))) == "idle"
+
+
+def test_block_cost_counts_once_what_prompts_in_flight_share() -> None:
+    rule, rng, world = make_policy("block_cost"), random.Random(1), World(1)
+
+    def takes(warm: Candidate) -> str:
+        return rule.pick(query(), field(warm, one("idle")), rng).replica
+
+    for requests, tail in enumerate((20, 21, 22)):  # heads of eight blocks, tails of two
+        sent = world.query(prompt((1, 8), (tail, 2)))
+        rule.placed(sent, field(one("warm", requests=requests)), Pick("warm", ""))
+    busy = one("warm", requests=3, overlap_blocks=7)
+    assert takes(busy) == "warm"  # 3 + 14 + 2 blocks against 10 + 10
+    assert takes(replace(busy, overlap_blocks=5)) == "idle"
+    assert takes(replace(busy, overlap_blocks=5, requests=2)) == "warm"  # the oldest has ended
+    assert takes(replace(busy, overlap_blocks=0, requests=0)) in ("warm", "idle")
+    rule.placed(world.query(prompt((5, 1))), field(one("warm")), Pick("warm", ""))
+    assert takes(one("warm", requests=1, overlap_blocks=2)) == "warm"  # all others have ended
+    assert takes(one("warm", requests=1)) == "idle"
 
 
 def test_weighted_sums_its_scores() -> None:

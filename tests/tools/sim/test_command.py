@@ -70,6 +70,7 @@ def test_capacity_is_found_and_drawn(
         (["groups:x=1"], "unknown setting 'x'"),
         ([SMALL, "--replicas", "2", "--slow", "r2=0.5"], "no replica 'r2': they are r0, r1"),
         ([SMALL, "--replicas", "1", "--fault", "1:die:r0"], "nobody would answer"),
+        ([SMALL, "--replicas", "0"], "some replicas have to answer"),
     ],
 )
 def test_what_cannot_be_simulated_is_told(flags: list[str], says: str) -> None:
@@ -89,6 +90,10 @@ def test_what_cannot_be_simulated_is_told(flags: list[str], says: str) -> None:
         ["--fault", "x:die:r0"],
         ["--load", "0"],
         ["--policy", "best"],
+        *([flag, bad] for flag in ("--lag-ms", "--jitter-ms", "--loss") for bad in ("nan", "-1")),
+        ["--loss", "1.1"],
+        ["--itl-target-ms", "nan"],
+        ["--json", "/proc/sim.json"],
     ],
 )
 def test_bad_flags_are_refused(flags: list[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.sim.call import TraceError
+from tools.sim.prompt import prompt_ids
 from tools.sim.traces import read_trace
 
 
@@ -67,12 +68,58 @@ def test_lengths_alone_share_nothing(tmp_path: Path) -> None:
         ({"timestamp": 0, "input_length": 5}, ":2: KeyError"),
         (mooncake(0, [1], -5), ":2: lengths out of range"),
         ({**mooncake(0, [1], 5), "hash_ids": ["x"]}, ":2: ValueError"),
+        ({**mooncake(0, [1], 5), "hash_ids": [1.5]}, ":2: ValueError"),
+        ({**mooncake(0, [1], 5), "hash_ids": [[1, 2], [3, 4]]}, ":2: ValueError"),
+        ({**mooncake(0, [1], 5), "input_length": 5.5}, ":2: ValueError"),
+        (
+            '{"timestamp": NaN, "input_length": 5, "output_length": 5, "hash_ids": [1]}',
+            ":2: no time",
+        ),
+        ("[" * 100_000, ":2: not JSON"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, row: object, says: str) -> None:
     path = write(tmp_path, "t.jsonl", mooncake(0, [1], 5), row)
     with pytest.raises(TraceError, match=says):
         read_trace(path)
+
+
+@pytest.mark.parametrize("runs", [[[1, -10]], [[1, 10**12]], [[1, 2, 3]], [[1, 2.5]]])
+def test_a_bad_run_is_named(tmp_path: Path, runs: list[list[float]]) -> None:
+    row = {"kind": "web", "timestamp": 0, "input_length": 320, "output_length": 1}
+    with pytest.raises(TraceError, match=":1: ValueError"):
+        read_trace(write(tmp_path, "t.jsonl", {**row, "hash_runs": runs}))
+
+
+def test_lengths_out_of_range_are_no_request_left_out(tmp_path: Path) -> None:
+    head, day = "TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46"
+    assert len(read_trace(write(tmp_path, "a.csv", head, f"{day},0,9", f"{day},9,9")).calls) == 1
+    with pytest.raises(TraceError, match=":3: lengths out of range"):
+        read_trace(write(tmp_path, "a.csv", head, f"{day},9,9", f"{day},9,9999999"))
+
+
+def test_blocks_without_an_id_are_nobody_elses(tmp_path: Path) -> None:
+    rows = [mooncake(at, [7], 512 * 4) for at in (0, 1_000)]
+    trace = read_trace(write(tmp_path, "t.jsonl", *rows, mooncake(2_000, [], 100)))
+    first, second, third = (call.blocks.tolist() for call in trace.calls)
+    assert (first[0], len(first), len(second), len(third)) == (7, 4, 4, 1)
+    assert set(first) & set(second) == {7}
+    assert not {*first, *second} & set(third)
+
+
+def test_wide_ids_stay_apart_and_equal_ones_equal(tmp_path: Path) -> None:
+    rows = [mooncake(n, [2**63 + 5, n << 32], 1_024) for n in (1, 2, 1)]
+    trace = read_trace(write(tmp_path, "t.jsonl", *rows))
+    tokens = [prompt_ids(call, trace.block_tokens).tolist() for call in trace.calls]
+    assert tokens.count(tokens[0]) == 2
+    assert len({tuple(of) for of in tokens}) == 2
+    assert len({tuple(of[:512]) for of in tokens}) == 1
+
+
+def test_a_byte_order_mark_is_no_part_of_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(mooncake(0, [1], 5)), encoding="utf-8-sig")
+    assert len(read_trace(path).calls) == 1
 
 
 def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:

@@ -146,8 +146,12 @@ def _draw(scenarios: Sequence[Scenario]) -> None:
 
 
 def _book() -> str:
+    """Raises CommandError where nothing was measured: a book that says so would replace one that
+    tells of results."""
     found = [(scenario, read(scenario)) for scenario in ALL]
     results = [(scenario, of) for scenario, of in found if of and OURS in of["policies"]]
     simulated = [scenario for scenario, _ in results]
     lacking = [scenario.title for scenario in ALL if scenario not in simulated]
+    if not results:
+        raise CommandError(f"no figures of '{OURS}' in {OUT}/: the book stays as it is")
     return book(results, lacking, _versions(), read_live())

@@ -15,13 +15,27 @@ from tools.sim.table import COLUMNS, cells, columns, title
 
 Result = dict[str, Any]
 
-LOWER = {"ttft_mean_s": "mean TTFT", "ttft_p90_s": "TTFT p90"}
-HIGHER = {"cached_token_ratio": "cached-token ratio", "capacity_load": "capacity"}
-SHOWN = COLUMNS | {
-    "goodput_per_s": ("good/s", ".2f"),
-    "jain_tenant_ttft": ("fair", ".2f"),
-    "moved_gbytes": ("GB moved", ".0f"),
+LOWER = {
+    "ttft_mean_s": "mean TTFT",
+    "ttft_p50_s": "TTFT p50",
+    "ttft_p90_s": "TTFT p90",
+    "ttft_p99_s": "TTFT p99",
+    "e2e_mean_s": "mean E2E",
+    "itl_p99_ms": "ITL p99",
+    "max_over_mean_load": "evenness of load",
+    "moved_gbytes": "GB moved",
 }
+HIGHER = {
+    "cached_token_ratio": "cached-token ratio",
+    "slo_share": "share within the SLO",
+    "goodput_per_s": "goodput",
+    "jain_tenant_ttft": "fairness",
+    "capacity_load": "capacity",
+}
+APART = ("ttft_mean_s", "ttft_p90_s", "cached_token_ratio", "capacity_load")
+"""Of which the spread over seeds is told."""
+
+SHOWN = {key: form for key, form in COLUMNS.items() if key in LOWER | HIGHER}
 EQUAL = 0.005
 """A smaller difference is none."""
 
@@ -125,8 +139,9 @@ def _verdict(results: Sequence[tuple[Scenario, Result]]) -> str:
         f"{len(timed)} scenarios."
     )
     if not lost:
-        return f"{first} No peer wins in any figure compared."
-    return " ".join((first, "Where a peer wins, the best of them each time:", *lost))
+        return f"{first} No peer wins in any column."
+    said = f"Where a peer wins a column by more than {EQUAL:.1%}, the best of them each time:"
+    return " ".join((first, said, *lost))
 
 
 def _timed(result: Result) -> bool:
@@ -166,7 +181,8 @@ def _seeds(result: Result) -> str:
         return ""
     counts = ", ".join(f"{name} {len(of)}" for name, of in many.items())
     apart = []
-    for key, figure in (LOWER | HIGHER).items():
+    for key in APART:
+        figure = (LOWER | HIGHER)[key]
         found = [figures[key] for figures in many.get(OURS, {}).values() if key in figures]
         if found:
             apart.append(f"{figure} {min(found):.3g} to {max(found):.3g}")
