@@ -46,6 +46,7 @@ from router.dispatch.jobs import JobMaker
 from router.dispatch.links import Links
 from router.dispatch.sending import Sending
 from router.dispatch.sink import SinkLimits
+from router.fleet.awaited import Awaited
 from router.fleet.expected import MAIN, Expectations, Expected
 from router.fleet.fleet import Fleet
 from router.openai.logprobs import TokenTexts
@@ -112,11 +113,9 @@ class Gateway:
         # Should the clock go back over a restart, the others forget the former life in seconds.
         self._boot = time.time_ns() // 1_000_000
         self.services = self._wire(config, card)
-        self._beacon = Beacon(
-            self.services.fleet,
-            self._announcer.alarm,
-            also=lambda: self._announcer.scale(self.services.scale_signal()),
-        )
+        named = [of.id for of in (*config.replicas, *config.backends)]
+        self._awaited = Awaited(named, self.services.fleet, time.monotonic)
+        self._beacon = Beacon(self.services.fleet, self._announcer.alarm, also=self._look_around)
         self._feed = Feed(bus, config.cluster, self.services.backends.feed)
         of = self.services
         limits, queue, peers = of.admitter.limits, of.admitter.queue, of.brain.peers
@@ -154,6 +153,11 @@ class Gateway:
         await self._beacon.start()
         if router.replicate:
             await self.services.replicator.start()
+
+    def _look_around(self) -> None:
+        """Every few seconds."""
+        self._awaited.check()
+        self._announcer.scale(self.services.scale_signal())
 
     async def meet_replicas(self, timeout_s: float) -> bool:
         """Until a request could be routed, and as a rule by what the replicas hold: their digests

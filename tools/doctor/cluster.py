@@ -31,6 +31,7 @@ MEANINGS = {
         "it answers some or all with a 4xx",
         "its key, `model`, and what it offers",
     ),
+    "replica_away": ("named in the cluster file, not heard of", "does it run? its log"),
     "replica_stalled": ("it is stopped or overloaded", "its log, and the machine's load"),
     "block_size_mismatch": ("refused: other block size", "the same `block_tokens` everywhere"),
     "template_mismatch": ("refused: other chat template", "the same model files everywhere"),
