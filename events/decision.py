@@ -14,7 +14,8 @@ class CandidateTerms(msgspec.Struct, frozen=True):
     """The very terms that decided, for one replica, in ms. `score` is larger for better.
 
     `filtered` names the filter that took the replica out, else None. `locality` says what its
-    locality is known from: "digest", or "optimistic" (only what was sent there) without one.
+    locality is known from: "digest", or "optimistic" (only what was sent there) without one. `pool`
+    says where it is, if several were asked.
     """
 
     replica: str
@@ -34,6 +35,7 @@ class CandidateTerms(msgspec.Struct, frozen=True):
     load_age_ms: float
     filtered: str | None = None
     locality: str = "digest"
+    pool: str = ""
 
 
 class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):

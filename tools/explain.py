@@ -111,6 +111,8 @@ def table(answer: dict[str, Any]) -> Table:
     for name in ("digest_age_ms", "load_age_ms"):
         words = name.removesuffix("_ms").replace("_", " ")
         drawn.add_row(words, *(_time(of[name]) for of in candidates))
+    if any(of["pool"] for of in candidates):
+        drawn.add_row("pool", *(of["pool"] for of in candidates))
     if any(of["filtered"] for of in candidates):
         drawn.add_row("filtered out", *(of["filtered"] or "" for of in candidates))
     if more := len(answer["candidates"]) - len(candidates):

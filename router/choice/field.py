@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import repeat
 from operator import itemgetter
-from typing import overload
 
 import numpy as np
 from msgspec import Struct
@@ -29,6 +27,7 @@ from router.choice.sheet import (
     Below,
     Prices,
 )
+from router.choice.shown import LINE_EVIDENCE, LINE_ROW, LINE_TERMS, Shown, ShownOfPools
 from router.fleet.board import Board, adapter_fails
 from router.fleet.fetches import FetchRun
 from router.fleet.member import Member
@@ -43,10 +42,6 @@ _QUEUED = ROW.index("queued_tokens")
 _RUNNING = ROW.index("rows")
 _CACHED, _OVERLAP, _OWN = map(TERMS.index, ("cached_tokens", "overlap_blocks", "prefill_ms"))
 _EVIDENCE = [ROW.index(name) for name in EVIDENCE]
-_LINE_ROW = LINE.index("row")
-_LINE_TERMS = slice(LINE.index(TERMS[0]), LINE.index(TERMS[-1]) + 1)
-_LINE_EVIDENCE = slice(LINE.index(EVIDENCE[0]), LINE.index(EVIDENCE[-1]) + 1)
-_LINE_BYTES = 8 * len(LINE)
 _LOAD = ("requests", "queued_tokens", "total_blocks", "free_blocks", "cached_blocks")
 _PRICE = (
     "ttft_ms", "new_blocks", "cached_tokens", "usable_tokens", "transfer_ms", "overlap_blocks",
@@ -167,13 +162,17 @@ class Field(Candidates):
         """Of the prompt, where most of it is warm; 0 where nobody may take it."""
         return int(self.terms[:, _CACHED].max(initial=0.0))
 
-    def shown(self, first: str | None = None) -> Shown:
-        """At most `SHOWN`: `first`, then the best of the other candidates, then of those that may
-        not the unfit by id, at last the unheard."""
+    def shown(self, first: str | None = None) -> Sequence[CandidateTerms]:
+        """At most `SHOWN` of each pool: `first`, then the best of the other candidates, then of
+        those that may not the unfit by id, at last the unheard."""
+        own, query = self._shown(first), self._query
+        return ShownOfPools([(query.pool, own), *query.beside]) if query.beside else own
+
+    def _shown(self, first: str | None) -> Shown:
         board = self._board
         lead, why, lines = 0, [], self._lines
         if first is not None and board.rows[first] != self.best.row:
-            found = (lines[:, _LINE_ROW] == board.rows[first]).nonzero()[0].tolist()
+            found = (lines[:, LINE_ROW] == board.rows[first]).nonzero()[0].tolist()
             lead = found[0] if found else len(lines) - 1
             if not found:
                 lines = np.concatenate((lines[:-1], self._line(board.rows[first])))
@@ -186,14 +185,14 @@ class Field(Candidates):
     def _line(self, row: int) -> np.ndarray:
         """A candidate's, as the pricing tells of the best: float64 (1, len(LINE))."""
         line, place = self._bare(np.array([row])), self._place(row)
-        line[0, _LINE_TERMS] = self.terms[place]
+        line[0, LINE_TERMS] = self.terms[place]
         return line
 
     def _bare(self, rows: np.ndarray) -> np.ndarray:
         """Lines without terms."""
         lines = np.zeros((len(rows), len(LINE)))
-        lines[:, _LINE_ROW] = rows
-        lines[:, _LINE_EVIDENCE] = self._board.table[rows][:, _EVIDENCE]
+        lines[:, LINE_ROW] = rows
+        lines[:, LINE_EVIDENCE] = self._board.table[rows][:, _EVIDENCE]
         return lines
 
     def reasons(self) -> set[str]:
@@ -235,65 +234,3 @@ class Field(Candidates):
         if self._state[row] == TOO_LONG:
             return "too_long"
         return member.unavailable(self._now_s) or "unheard"
-
-
-class Shown(Sequence[CandidateTerms]):
-    """What is kept of a field to be shown. The structs are made when the first of them is read,
-    which for most choices is after the request is on its way."""
-
-    __slots__ = ("_lead", "_lines", "_made", "_names", "_now_s", "_why")
-
-    def __init__(
-        self, names: list[str], lines: bytes, lead: int, why: list[str], now_s: float
-    ) -> None:
-        """`names` by row, and `LINE`s, of which the `lead`-th comes first; why the last ones are no
-        candidates."""
-        self._names = names
-        self._lines = lines
-        self._lead = lead
-        self._why = why
-        self._now_s = now_s
-        self._made: list[CandidateTerms] | None = None
-
-    def __len__(self) -> int:
-        return len(self._lines) // _LINE_BYTES
-
-    @overload
-    def __getitem__(self, index: int) -> CandidateTerms: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[CandidateTerms]: ...
-
-    def __getitem__(self, index: int | slice) -> CandidateTerms | list[CandidateTerms]:
-        if self._made is None:
-            self._made = self._make()
-        return self._made[index]
-
-    def _make(self) -> list[CandidateTerms]:
-        """Column by column: a struct is quickly made, its numbers one by one are not."""
-        lines = np.frombuffer(self._lines).reshape(-1, len(LINE))
-        if self._lead:
-            order = [self._lead, *(at for at in range(len(lines)) if at != self._lead)]
-            lines = lines[order]
-        columns = lines.T
-        terms = columns[_LINE_TERMS].tolist()
-        trust, digest_at_s, load_at_s, unknown, _ = columns[_LINE_EVIDENCE]
-        score, saved, queue, prefill, transfer, *others, _, overlap, _, _, _ = terms
-        return list(
-            map(
-                CandidateTerms,
-                [self._names[int(row)] for row in columns[_LINE_ROW].tolist()],
-                score,
-                saved,
-                queue,
-                prefill,
-                transfer,
-                *others,
-                map(int, overlap),
-                trust.tolist(),
-                (1e3 * (self._now_s - digest_at_s)).tolist(),
-                (1e3 * (self._now_s - load_at_s)).tolist(),
-                [*repeat(None, len(self) - len(self._why)), *self._why],
-                ["optimistic" if blind else "digest" for blind in unknown.tolist()],
-            )
-        )

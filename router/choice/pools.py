@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from router.choice.route import RouteQuery
 from router.policies.base import Candidates
 
 Survey = Callable[[RouteQuery], Candidates]
 
 
-def cheapest(survey: Survey, queries: Sequence[RouteQuery]) -> int:
-    """Which of them, each of another pool; the first one where none can be placed."""
-    costs_ms = [survey(query).best.cost_ms for query in queries]
-    return costs_ms.index(min(costs_ms))
+def cheapest(survey: Survey, queries: Sequence[RouteQuery]) -> tuple[int, RouteQuery]:
+    """Which of them, each of another pool, and itself with what was found in the others; the first
+    one where none can be placed."""
+    costs_ms, shown = [], []
+    for query in queries:
+        found = survey(query)
+        costs_ms.append(found.best.cost_ms)
+        shown.append(found.shown())
+    at = costs_ms.index(min(costs_ms))
+    asked = [(query.pool, found) for query, found in zip(queries, shown, strict=True)]
+    return at, replace(queries[at], beside=(*asked[:at], *asked[at + 1 :]))

@@ -35,7 +35,8 @@ class RouteQuery(Struct, frozen=True):
     (warming, tests); then locality, load and roles only explain. `computes`: no answer is wanted,
     only the prompt's blocks, of a replica that computes them for others. `hand_off`: what such a
     one has done before. `adapter`: name and digest of the LoRA adapter that it needs.
-    `itl_deadline_ms`: the objective for its gaps between tokens, in the mean.
+    `itl_deadline_ms`: the objective for its gaps between tokens, in the mean. `beside`: the other
+    pools that were asked, with what is shown of them.
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class RouteQuery(Struct, frozen=True):
     computes: bool = False
     hand_off: HandOff | None = None
     adapter: tuple[str, str] | None = None
+    beside: tuple[tuple[str, Sequence[CandidateTerms]], ...] = ()
 
 
 class Outcome(Struct, frozen=True):

@@ -274,8 +274,8 @@ class Dispatcher:
         bare = replace(leg, hand_off=None)
         jobs = (job, *job.others)
         queries = [query, *(other.query(bare, unable) for other in job.others)]
-        at = cheapest(self.chooser.survey, queries)
-        return jobs[at], queries[at]
+        at, query = cheapest(self.chooser.survey, queries)
+        return jobs[at], query
 
     def decide(self, job: Job, leg: Leg) -> Attempt | ForeignAttempt:
         """Choose and reserve a replica that has not failed this request.

@@ -10,6 +10,7 @@ from typing import Protocol, overload
 import numpy as np
 from msgspec import Struct
 
+from events.decision import CandidateTerms
 from router.choice.route import RouteQuery
 from router.choice.sheet import TERMS, Best
 
@@ -47,6 +48,10 @@ class Candidates(Sequence[Candidate]):
 
     @abstractmethod
     def _make(self, place: int) -> Candidate: ...
+
+    @abstractmethod
+    def shown(self, first: str | None = None) -> Sequence[CandidateTerms]:
+        """What is kept of them to be shown: `first`, then the others, the best first."""
 
     def __len__(self) -> int:
         return len(self.replicas)

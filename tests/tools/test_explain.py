@@ -23,7 +23,8 @@ ANSWER: dict[str, Any] = {
 
 def candidate(replica: str, filtered: str | None = None, **terms: float) -> dict[str, Any]:
     ages = {"trust": 1.0, "digest_age_ms": 31.0, "load_age_ms": 2_500.0, "overlap_blocks": 74}
-    return {"replica": replica, **dict.fromkeys(TERMS, 0.0), **ages, "filtered": filtered, **terms}
+    where = {"replica": replica, "pool": "", "filtered": filtered}
+    return {**where, **dict.fromkeys(TERMS, 0.0), **ages, **terms}
 
 
 def drawn(*candidates: dict[str, Any]) -> str:

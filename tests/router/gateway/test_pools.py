@@ -119,3 +119,36 @@ async def test_a_prompt_is_warmed_in_every_pool(half: House, http: aiohttp.Clien
     async with http.post(f"{half.url}/router/warm", json=body, headers=headers) as response:
         assert response.status == 200, await response.text()
     assert {call.replica.replica_id for call in half.calls} == {"r0", "r1", "new"}
+
+
+async def test_a_decision_shows_the_candidates_of_all_pools_that_were_asked(
+    half: House, http: aiohttp.ClientSession
+) -> None:
+    assert await chat_status(half, http) == 200
+    (record,) = half.services.brain.decisions.latest(1)
+    shown = record.decision.candidates
+    assert {of.replica for of in shown} == {"r0", "r1", "new"}
+    assert shown[0].replica == record.decision.replica
+    of_pool = {of.replica: of.pool for of in shown}
+    assert {*of_pool.values()} == half.fleet.pools().keys()
+    assert of_pool["r0"] == of_pool["r1"] != of_pool["new"]
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    url, body = f"{half.url}/router/explain", {"prompt": "word " * 60}
+    async with http.post(url, json=body, headers=headers) as response:
+        explained = await response.json()
+    assert {of["replica"]: of["pool"] for of in explained["candidates"]} == of_pool
+    url = f"{half.url}/router/decisions/{record.decision.decision_id}"
+    async with http.get(url, headers=headers) as response:
+        told = await response.text()
+    assert all(f'"{pool}"' in told for pool in of_pool.values())
+    await half.settled()
+
+
+async def test_where_one_pool_was_asked_none_is_named(
+    build: Callable, http: aiohttp.ClientSession
+) -> None:
+    house: House = await build(replicas=2)
+    assert await chat_status(house, http) == 200
+    (record,) = house.services.brain.decisions.latest(1)
+    assert [of.pool for of in record.decision.candidates] == ["", ""]
+    await house.settled()
