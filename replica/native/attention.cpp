@@ -315,10 +315,12 @@ void attend_by_tiles(const Call<bf16>& call) {
         .item_heads = whole ? shape.kv_heads : 1,
         .span = single::SPAN,
     };
+    // Few enough at once to share out long rows, enough to go from most to what was fetched.
+    long at_once = std::max(1L, pages.items() / (8 * threads));
 #pragma omp parallel
     {
         ahead::Ahead next(pages);
-#pragma omp for schedule(guided) nowait
+#pragma omp for schedule(dynamic, at_once) nowait
         for (long item = 0; item < pages.items(); ++item)
             attend_single(call, pages, item, next);
 #pragma omp for collapse(2) schedule(dynamic)

@@ -106,6 +106,22 @@ def test_tiles_give_a_single_token_the_same_bits_in_any_batch() -> None:
     assert torch.equal(together[:2], last[:2])
 
 
+def test_tiles_give_the_same_bits_however_the_work_is_shared_out() -> None:
+    """One thread takes a row's heads together, two take them one by one where rows are few."""
+    shape = SHAPES[0]
+    backend = make("native by tiles", shape)
+    case = build_case(shape, [(40, 1), (470, 1), (15, 1)], torch.bfloat16, CPU)
+    query = backend.rotate_and_store(case.qkv.clone(), case.rope, case.cache, case.batch)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(backend.attend(query, case.cache, case.batch))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
 def test_unfit_shapes_are_declined() -> None:
     assert not NativePagedAttention.supports(HeadShape(4, 2, 16))
     assert not NativePagedAttention.supports(HeadShape(64, 1, 64))
