@@ -147,7 +147,7 @@ class RouterBrain:
 
     def helpers(self, pool: str) -> list[Member]:
         """Those that compute prompts, and answer all the same now."""
-        return self._scorer.helpers(pool, self.clock())
+        return self._scorer.helpers(pool, self._output_tokens, self.clock())
 
     def explain(self, query: RouteQuery) -> RouteDecision | NoReplica:
         """What `decide` would say now; nothing is reserved or remembered."""

@@ -43,6 +43,11 @@ class Promise(NamedTuple):
     itl_ms: float = math.inf
     answer_tokens: float = 0.0
 
+    @property
+    def life_ms(self) -> float:
+        """How long an answer may take."""
+        return max(1.0, self.answer_tokens) * self.itl_ms
+
 
 class _Asked(NamedTuple):
     itl_ms: float
@@ -75,12 +80,15 @@ def next_answer_ms(
     prompt_tokens: int,
     work_ms: np.ndarray | float = 0.0,
     life_ms: float = math.inf,
+    busy: np.ndarray | None = None,
 ) -> np.ndarray:
     """Between two tokens of one more answer at each replica, in the mean over time, float64 (n,):
     in the share of it that prompts take, a token comes with each piece of a prompt. That share is
-    what it was lately, and what the prompts that wait and `work_ms` more take of `life_ms`."""
+    what it was lately (or `busy`, float64 (n,)), and what the prompts that wait and `work_ms` more
+    take of `life_ms`."""
     step_ms, piece_ms = _step_ms(board, prompt_tokens)
-    busy, requests, seats, backlog, unseen = board.table[:, _TAKEN].T
+    lately, requests, seats, backlog, unseen = board.table[:, _TAKEN].T
+    busy = lately if busy is None else busy
     coming = np.minimum(1.0, (backlog + unseen + work_ms) / life_ms)
     share = 1.0 - (1.0 - busy) * (1.0 - coming)
     between_ms = 1.0 / ((1.0 - share) / step_ms + share / piece_ms)
@@ -95,8 +103,7 @@ def longest_ms(board: Board, prompt_tokens: int) -> np.ndarray:
 def urgency(board: Board, work_ms: np.ndarray, promise: Promise) -> np.ndarray:
     """What a ms weighs for which a prompt of `work_ms`, float64 (n,), keeps an answer waiting at
     each replica, float64 (n,): nothing where no prompt can break the promise."""
-    life_ms = max(1.0, promise.answer_tokens) * promise.itl_ms
-    used = next_answer_ms(board, 0, work_ms, life_ms) / (WELL_WITHIN * promise.itl_ms)
+    used = next_answer_ms(board, 0, work_ms, promise.life_ms) / (WELL_WITHIN * promise.itl_ms)
     weights = np.minimum(MOST_URGENT, used**URGENCY)
     return np.where(longest_ms(board, 0) <= promise.itl_ms, 0.0, weights)
 

@@ -87,22 +87,23 @@ class Scorer:
         promised_ms = self._promises.of(query.pool, now_s)
         if query.itl_deadline_ms is not None:
             promised_ms = min(promised_ms, query.itl_deadline_ms)
+        promise = Promise(promised_ms, output_tokens)
         long_tokens, seat_share = self._long_tokens, self._seat_share
         prices, barred = price_by_role(
-            board, query, anybody, long_tokens, seat_share, promised_ms, price
+            board, query, anybody, long_tokens, seat_share, promise, price
         )
-        promise = Promise(promised_ms, output_tokens)
         return Field(board, query, now_s, prices, below, adapter_ms, barred, promise)
 
     def placed(self, query: RouteQuery, now_s: float) -> None:
         """Remember the objective for its gaps."""
         self._promises.note(query.pool, query.itl_deadline_ms, now_s)
 
-    def helpers(self, pool: str, now_s: float) -> list[Member]:
+    def helpers(self, pool: str, output_tokens: float, now_s: float) -> list[Member]:
         """Those that compute prompts and answer all the same now."""
         board, promised_ms = self._board(pool), self._promises.of(pool, now_s)
+        promise = Promise(promised_ms, output_tokens)
         fit = board.table[:, _BARRED] == 0
-        rows = np.flatnonzero(helping(board, 0, fit, promised_ms) & fit)
+        rows = np.flatnonzero(helping(board, 0, fit, promise) & fit)
         return [board.members[row] for row in rows.tolist()]
 
     def _below(self, query: RouteQuery, board: Board) -> Below | None:

@@ -48,6 +48,7 @@ class Board:
         self.prefill_only = np.array([member.hello.role == PREFILL for member in members], bool)
         self.decode_only = np.array([member.hello.role == DECODE for member in members], bool)
         self.target_ms = np.array([_target_ms(member) for member in members])
+        self.told_share = np.ones(len(members))
         self.has_roles = bool(self.prefill_only.any() or self.decode_only.any())
         self._reach: Reach | None = None
         self._seats: Seats | None = None
@@ -58,6 +59,7 @@ class Board:
         """Bring the member's row up to date."""
         row = self.rows[member.replica]
         self.table[row] = row_of(member, booked)
+        self.told_share[row] = member.usage.told_share
         self._adapters.clear()
         if member.load is not None and member.load.fetch:
             for number, place, fit in self.stores.fits(member):

@@ -22,6 +22,14 @@ def world_of(itl_target_ms: float = 0.0, **roles: str) -> World:
     return world
 
 
+def told_idle(world: World, *names: str) -> None:
+    """For as long as that is believed."""
+    world.clock.pass_s(20.0)
+    for name in names:
+        world.fleet.on_load(name, 1, load())
+        world.hold(name)
+
+
 def filtered(decision: RouteDecision) -> dict[str, str | None]:
     return {terms.replica: terms.filtered for terms in decision.candidates}
 
@@ -55,6 +63,16 @@ def test_who_computes_for_others_answers_too_where_no_prompt_can_break_the_promi
     assert world.decide(SHORT, itl_deadline_ms=200.0).replica == "p0"
 
 
+def test_who_has_had_no_prompts_for_long_answers_too() -> None:
+    """Hand-offs don't pay there, or nobody asks at length: it would be idle."""
+    world = world_of(p0="prefill", d0="decode")
+    world.fleet.on_load("d0", 1, WAITED_FOR)
+    assert filtered(world.decide(SHORT, itl_deadline_ms=200.0))["p0"] == "role"
+    told_idle(world, "p0", "d0")
+    world.fleet.on_load("d0", 1, WAITED_FOR)
+    assert world.decide(SHORT, itl_deadline_ms=200.0).replica == "p0"
+
+
 def test_a_long_prompt_goes_to_nobody_who_has_no_room_for_an_answer() -> None:
     """Those that are short of seats would be short of time too."""
     world = world_of(p0="prefill", d0="decode")
@@ -67,6 +85,7 @@ def test_a_long_prompt_goes_to_nobody_who_has_no_room_for_an_answer() -> None:
 
 def test_who_computes_for_others_answers_too_where_those_that_answer_fall_far_behind() -> None:
     world = world_of(p0="prefill", d0="decode")
+    told_idle(world, "p0")
     world.fleet.on_load("d0", 1, load(running=10))
     assert filtered(world.decide(SHORT, itl_deadline_ms=100.0))["p0"] == "role"
     world.fleet.on_load("d0", 1, load(running=30))

@@ -169,6 +169,19 @@ def test_with_a_promise_they_are_no_worse_than_the_better_of_both_ways(
     assert goodput(by_cost, load, promised_ms) >= 0.97 * better
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("prefill", [1, 2, 3])
+def test_where_hand_offs_don_t_pay_nobody_is_kept_free_for_them(prefill: int) -> None:
+    trace = generate("mixed:rates=10,stage_s=15")
+    slow = settings(load=0.8, tiers=(TierSpec(1 << 22, 3.0, 0.5, True),), itl_deadline_ms=50.0)
+
+    def good(prefill: int, decode: int, replicas: int = 0) -> float:
+        of = dataclasses.replace(slow, prefill=prefill, decode=decode, replicas=replicas)
+        return figures("", trace, of, slo_ttft_s=2.0, slo_tpot_ms=50.0)["slo_share"]
+
+    assert good(prefill, 4 - prefill) >= 0.97 * good(0, 0, replicas=4)
+
+
 def test_the_profile_s_bytes_are_what_moves() -> None:
     run = World(MIX, settings(always_split=True, load=0.4)).run()
     per_token = DEVICES["h100-8b"].kv_bytes_per_token
