@@ -195,6 +195,10 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     console.print(title(result["settings"]), highlight=False)
     print_table(console, table(result))
+    for name, figures in result["policies"].items():
+        if figures["failed"]:
+            lost = f"{figures['failed']} of {figures['requests']} requests got no answer"
+            console.print(f"{name}: {lost}; times are of the others", highlight=False)
     if flags.json:
         flags.json.write_text(json.dumps(result, indent=2) + "\n")
     if flags.plot:

@@ -42,6 +42,8 @@ from tools.sim.tiers import SimTiers, Store
 from tools.sim.wire import Wire
 
 RETRY_S = 0.5
+NEVER_S = 1e9
+"""The TTFT of who gets no token."""
 
 
 @dataclass(slots=True)
@@ -113,7 +115,7 @@ class World:
             pass
         if self._late > allowed:
             return None
-        reached_s = float(np.quantile([record.ttft_s for record in self._records], share))
+        reached_s = float(np.quantile([r.ttft_s or NEVER_S for r in self._records], share))
         return reached_s if reached_s <= limit_s else None  # it lies between two requests
 
     def replicas(self) -> list[SimReplica]:
@@ -202,7 +204,10 @@ class World:
     def _place(self, entry: _Open, attempt: int) -> None:
         answer = self.brain.decide(self._query(entry, attempt))
         if isinstance(answer, NoReplica):
-            self._agenda.after(RETRY_S, lambda: self._place(entry, attempt))
+            if answer.retry_after_s:
+                self._agenda.after(RETRY_S, lambda: self._place(entry, attempt))
+            else:
+                self._refuse(entry)
             return
         entry.decision = answer
         entry.record.replica = answer.replica
@@ -210,6 +215,12 @@ class World:
         request = _routed(entry.request, self.brain.router_boot, answer.dispatch_seq)
         seat.open[request.child] = entry
         seat.replica.submit(request)
+
+    def _refuse(self, entry: _Open) -> None:
+        """No replica will ever have room for it."""
+        entry.record.failed = True
+        self._left -= 1
+        self._waiting -= not entry.first_s
 
     def _query(self, entry: _Open, attempt: int) -> RouteQuery:
         request, call = entry.request, entry.call

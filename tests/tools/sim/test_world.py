@@ -62,6 +62,19 @@ def test_every_request_ends_once(policy: str) -> None:
     assert summary(run)["requests"] == len(of.calls)
 
 
+def test_a_prompt_that_no_replica_has_room_for_is_refused_not_asked_for_ever() -> None:
+    of = trace(20)
+    calls = list(of.calls)
+    huge = np.arange(5_000_000, 5_000_000 + 100)
+    calls[7] = dataclasses.replace(calls[7], blocks=huge, prompt_tokens=100 * BLOCK)
+    of = dataclasses.replace(of, calls=tuple(calls))
+    run = World(of, settings()).run()
+    assert [number for number, r in enumerate(run.records) if r.failed] == [7]
+    assert summary(run)["failed"] == 1
+    assert World(of, settings()).ttft_within_s(0.9, 1e6) is not None
+    assert World(of, settings()).ttft_within_s(1.0, 1e6) is None
+
+
 def test_the_same_settings_give_the_same_run_to_the_bit() -> None:
     first, second = (World(trace(), settings()).run() for _ in range(2))
     assert first.records == second.records
