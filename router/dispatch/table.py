@@ -77,7 +77,7 @@ class AttemptTable:
     def _parts(self, data: bytes) -> Iterator[ReplicaFrame]:
         """The frame a part at a time, without the deltas that have passed by a chute."""
         start = taken = 0
-        while start < len(data) and self.chutes is not None and len(self.chutes):
+        while self.chutes is not None and len(self.chutes):
             cast = self.chutes.cast(data, start, time.monotonic())
             if cast is None:
                 break
@@ -85,9 +85,10 @@ class AttemptTable:
             self._turn_deltas += cast.passed // PASSED_FOR_ONE
             view = memoryview(data)
             yield StepFrame(deltas=tuple([decode_delta(view[at:end]) for at, end in cast.rest]))
-        if start < len(data):
-            frame = decode_replica_frame(data)
-            yield StepFrame(deltas=frame.deltas[taken:]) if isinstance(frame, StepFrame) else frame
+            if start == len(data):
+                return
+        frame = decode_replica_frame(data)
+        yield StepFrame(deltas=frame.deltas[taken:]) if isinstance(frame, StepFrame) else frame
 
     async def _spread(self, deltas: Sequence[CoreDelta]) -> None:
         rest = iter(deltas)

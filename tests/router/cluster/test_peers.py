@@ -122,7 +122,7 @@ def test_S6_what_is_computed_for_a_tenant_at_one_router_goes_off_its_turns_at_al
         router.hear(peer.name, seal(peer.name, 1, 0, 0, PeerAsk()))
     waiting = other.queue._pools["p"] = FairQueue()
     for tenant in ("acme", "anonymous") * 9:
-        waiting.add(Entry(tenant, 1.0, 0, 1, lambda: QUANTUM_TOKENS))
+        waiting.add(Entry(tenant, 1.0, 0, 1, lambda: QUANTUM_TOKENS, QUANTUM_TOKENS))
     job = job_of(one.tenants.named("acme"), prompt((1, 256)), 64)
     one.queue.placed(job, one.world.decide(job.chain))
     asyncio.run(one.sync.tick())
