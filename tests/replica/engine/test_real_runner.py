@@ -96,7 +96,7 @@ def assert_golden(line: dict, tokens: Sequence[int], dtype: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", SURE_MARGIN)
-@pytest.mark.parametrize("name", ["alone", "batched", "chunked", "preempted"])
+@pytest.mark.parametrize("name", ["alone", "batched", "chunked", "preempted", "overlapped"])
 def test_golden_tokens_under_every_schedule(real_model: Path, name: str, dtype: str) -> None:
     kinds = ["shared-prefix", "chat", "unicode", "len33", "len64", "len65", "multi-turn"]
     lines = golden(kinds)[:: 6 if name == "alone" else 2]
@@ -110,6 +110,7 @@ def test_golden_tokens_under_every_schedule(real_model: Path, name: str, dtype: 
         for line, tokens in zip(lines, outcome.tokens, strict=True):
             assert_golden(line, tokens, dtype)
         assert (outcome.preemptions > 0) == (name == "preempted")
+        assert (outcome.ahead > 0) == (name == "overlapped")
         assert sum(outcome.cached_tokens) > 0 or (name == "alone" and not turn)
     runner.close()
 
