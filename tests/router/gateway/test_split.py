@@ -296,9 +296,12 @@ async def test_many_at_once_stay_within_the_quota(
         for number in range(6)
     ]
     totals = house.services.splitter.totals
-    await until(lambda: len(answers.calls) == 4)
-    assert [len(replica.calls) for replica in computing] == [1, 1]
-    assert totals["decode_quota"] == 4
+    # What may not be handed over is answered by d0 until it has that share of its seats taken, and
+    # then by whoever is cheapest: those that compute hold it back here as well.
+    await until(lambda: totals["decode_quota"] == 4)
+    replicas = house.replicas
+    await until(lambda: sum(len(replica.calls) for replica in replicas) == 6)
+    assert len(answers.calls) >= 2
     release.set()
     assert len(await asyncio.gather(*asking)) == 6
     assert totals["split"] == 2
