@@ -19,7 +19,7 @@ from tools.errors import CommandError
 from tools.sim.generate import KINDS, generate
 from tools.sim.plot import draw
 from tools.sim.settings import Settings
-from tools.sim.simulate import seek_capacity, simulate
+from tools.sim.simulate import EVERY, seek_capacity, simulate
 from tools.sim.table import COLUMNS, title
 
 SCENARIO = Scenario("x", "A scenario", "groups:groups=4,system=600,rates=4,stage_s=3,output=20")
@@ -212,6 +212,18 @@ def test_other_settings_start_a_file_anew(tmp_path: Path, monkeypatch: pytest.Mo
     read = files.read(SCENARIO)
     assert read is not None
     assert list(read["policies"]) == ["warmroute"]
+
+
+def test_the_order_of_policies_is_that_of_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files.OUT.mkdir()
+    base, plain = result()["settings"], dict.fromkeys(COLUMNS, 1.0)
+    files.write(SCENARIO, [files.Simulated(name, 1, base, plain, 3.0) for name in EVERY])
+    read = files.read(SCENARIO)
+    assert read is not None
+    assert list(read["code"]) == list(read["cpu_s"]) == list(EVERY)
 
 
 def _target(ttft: float, over: tuple[float, float, float] | None) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def write(scenario: Scenario, made: Sequence[Simulated]) -> None:
         former = {"runs": {}, "cpu_s": {}, "code": {}}
     code = _code()
     runs: dict[str, dict[str, Any]] = former["runs"]
-    for name in {run.policy for run in made}:
+    for name in dict.fromkeys(run.policy for run in made):
         runs[name] = {str(run.seed): run.figures for run in made if run.policy == name}
         former["code"][name] = code
         former["cpu_s"][name] = max(run.cpu_s for run in made if run.policy == name)

@@ -193,8 +193,10 @@ def _seeds(result: Result) -> str:
 def _code(result: Result) -> str:
     """Which code made which rows."""
     made: dict[str, list[str]] = {}
-    for name, code in result.get("code", {}).items():
-        made.setdefault(code, []).append(name)
+    known = result.get("code", {})
+    for name in result["policies"]:
+        if name in known:
+            made.setdefault(known[name], []).append(name)
     if len(made) == 1:
         return f"Code: {next(iter(made))}."
     parts = [f"{code} ({', '.join(names)})" for code, names in made.items()]
