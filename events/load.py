@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from events.numbers import Amount, Count, Total
+from events.numbers import Amount, Count
 
 OWN_ENGINE = "warmroute"
 BOTH, PREFILL, DECODE = "both", "prefill", "decode"
@@ -138,9 +138,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     `seen` maps a router's boot to the last dispatch number of it that this report includes.
     `queued_prefill_tokens` counts prompt tokens not yet computed of waiting and running requests,
     after subtracting what the cache holds. `fetch` goes with the hello's `tiers`, then its `peers`.
-    `spare_blocks` are promised to nobody, less than none where requests wait for some (None: not
-    told); whoever needs more waits until an answer ends, `end_ms`, and from then on for `block_ms`
-    for each.
     """
 
     digest_generation: Count
@@ -163,9 +160,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens_total: Count
     preemptions_total: Count
     fetch: tuple[FetchFit, ...] = ()
-    spare_blocks: Total | None = None
-    end_ms: Amount = 0.0
-    block_ms: Amount = 0.0
 
 
 def silent_load(total_blocks: int) -> ReplicaLoad:

@@ -13,6 +13,5 @@ MOST = 2**53
 """Up to here a float holds every whole number."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
-Total = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 """Neither bound admits NaN."""

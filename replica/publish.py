@@ -291,8 +291,5 @@ def load_report(
         prompt_tokens_total=load.prompt_tokens_total,
         cached_tokens_total=load.cached_tokens_total,
         preemptions_total=load.preemptions_total,
-        spare_blocks=load.spare_blocks,
-        end_ms=load.end_ms,
-        block_ms=load.block_ms,
         fetch=fetch,
     )

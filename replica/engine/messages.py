@@ -127,7 +127,6 @@ class EngineLoad:
     By reason: `displaced`, preemptions for the sake of one that waits; `later` and `never`, how
     often a request was not admitted yet, or refused. `held_requests` wait for their readers and
     keep `held_blocks` blocks; `held`: what became of the KV of such (see Lifecycle).
-    `spare_blocks`, `end_ms`, `block_ms`: see Room.
     """
 
     waiting: int
@@ -155,9 +154,6 @@ class EngineLoad:
     held: Mapping[str, int] = field(default_factory=dict)
     held_requests: int = 0
     held_blocks: int = 0
-    spare_blocks: int | None = None
-    end_ms: float = 0.0
-    block_ms: float = 0.0
     failed_plans: int = 0
     broken_invariants: int = 0
     adapters: AdapterState = NO_ADAPTERS

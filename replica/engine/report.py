@@ -18,7 +18,6 @@ def report(
 ) -> EngineLoad:
     """A snapshot of everything; `running` counts whoever has blocks, in whatever state."""
     pool, table, timing = scheduler.cache.pool, scheduler.table, scheduler.timing
-    room = scheduler.room(last_step_s)
     return EngineLoad(
         waiting=len(table.waiting),
         running=sum(map(len, (table.running, table.loading, table.held, table.writing))),
@@ -27,9 +26,6 @@ def report(
         free_blocks=pool.count(BlockState.FREE),
         cached_blocks=pool.count(BlockState.CACHED),
         total_blocks=scheduler.ledger.usable_blocks,
-        spare_blocks=room.spare_blocks,
-        end_ms=room.end_ms,
-        block_ms=room.block_ms,
         step_ms=timing.step_ms,
         steps=timing.steps,
         prefill=timing.prefill,

@@ -157,12 +157,6 @@ class Ledger:
             return Later("headroom")
         return Granted()
 
-    def spare(self, seats: Seats, available: int) -> int:
-        """Blocks that nobody is believed to need, of those that are to be had and not left for
-        emergencies; below 0 where somebody will be short."""
-        available -= self.usable_blocks // HEADROOM_SHARE
-        return available - _peak(seats.needs, self.limits.block_tokens)
-
     def load(self, under_way: int) -> Answer:
         """Whether one more load may begin beside so many: each holds blocks without computing."""
         return Granted() if under_way < self.limits.max_loads else Later("transfers")
@@ -193,22 +187,18 @@ class Ledger:
         need = need_of(candidate, hit_blocks, hit_blocks, self.lengths, block_tokens)
         most = seats.most_tokens + max(0, need.missing_tokens) + need.rest_tokens
         # Where there is room for all at their longest there is room at any time before.
-        if most // block_tokens <= available:
-            return True
+        return most // block_tokens <= available or self._peak(need, seats) <= available
+
+    def _peak(self, candidate: Need, seats: Seats) -> int:
+        """The most blocks that will be needed at once, if answers end when they are believed to."""
         needs = list(seats.needs)
-        insort(needs, need, key=lambda need: -need.rest_tokens)
-        return _peak(needs, block_tokens) <= available
-
-
-def _peak(needs: Sequence[Need], block_tokens: int) -> int:
-    """The most blocks that will be needed at once, if answers end when they are believed to; of
-    those that go on longest first."""
-    # Who ends earlier than another has returned by then what it holds beyond its prefix.
-    returned = sum(need.returned_blocks for need in needs)
-    peak = missing_tokens = 0
-    for alive, need in enumerate(needs, 1):
-        returned -= need.returned_blocks
-        missing_tokens += need.missing_tokens
-        needed = (missing_tokens + alive * need.rest_tokens) // block_tokens
-        peak = max(peak, needed - returned)
-    return peak
+        # Who ends earlier than another has returned by then what it holds beyond its prefix.
+        returned = sum(need.returned_blocks for need in needs)
+        insort(needs, candidate, key=lambda need: -need.rest_tokens)
+        peak = missing_tokens = 0
+        for alive, need in enumerate(needs, 1):
+            returned -= need.returned_blocks
+            missing_tokens += need.missing_tokens
+            needed = (missing_tokens + alive * need.rest_tokens) // self.limits.block_tokens
+            peak = max(peak, needed - returned)
+        return peak

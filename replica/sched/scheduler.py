@@ -30,7 +30,6 @@ from replica.sched.planner import Planner
 from replica.sched.policies.deadline import Deadline
 from replica.sched.refusals import adapter_failed, queue_full, too_late, unknown_adapter
 from replica.sched.request import Request, State
-from replica.sched.room import Gauge, Room
 from replica.sched.service import Service
 from replica.sched.table import RequestTable
 from replica.sched.tiers import Tiers
@@ -63,7 +62,6 @@ class Scheduler:
         self.timing = Timing()
         self.lengths = OutputLengths(limits.horizon_tokens)
         self.ledger = Ledger(limits, self.lengths)
-        self._gauge = Gauge(self.table, self.ledger)
         self.adapters = Adapters(self.ledger, adapters)
         self.lifecycle = Lifecycle(self.table, self.cache, self.lengths, self.adapters, tiers)
         self._loading = Loading(self.ledger, self.lifecycle)
@@ -203,10 +201,6 @@ class Scheduler:
     def drain_ms(self) -> float:
         """How long the queued prefill will take."""
         return self.timing.prefill.predict_ms(0, self.queued_prefill_tokens())
-
-    def room(self, now_s: float) -> Room:
-        """For one more request."""
-        return self._gauge.read(self.cache.available, self.timing.step_ms, now_s)
 
     def running_context_tokens(self) -> int:
         """Tokens in the KV of running requests."""

@@ -24,9 +24,6 @@ double queue_ms(const Row &r, const Ask &ask, const Weights &weights) {
     return above(0.0, r.backlog_ms - age_ms) + r.unseen_prefill_ms;
 }
 
-// Waiting for blocks that running answers hold, or were promised.
-double room_ms(const Row &r, double lacking) { return lacking > 0 ? r.end_ms + r.block_ms * lacking : 0.0; }
-
 struct Ahead { double share, overtaken; };
 
 // Shortest first: what of the backlog comes before a prefill of that size, and how many come behind.
@@ -162,9 +159,7 @@ long price(const Sheet &sheet, const Ask &ask, const Weights &weights, const Ext
             r.unknown || !stale_s ? r.trust : r.trust * std::exp2(-stale_s / w->half_life_s);
         const double saved_ms = credit * (cold_ms - warm_ms), own_ms = cold_ms - saved_ms;
         const Ahead before = depths[i] > there[i] ? Ahead{1.0, 0.0} : ahead_of(r, own_ms, *w);
-        const double needed = blocks - below(overlap, std::floor(cached / ask.block_tokens));
-        const double queued_ms = queue_ms(r, ask, *w) * before.share +
-                                 room_ms(r, needed - r.spare_blocks);
+        const double queued_ms = queue_ms(r, ask, *w) * before.share;
         double mixing_ms = 0.0;
         if (r.rows > 0) {
             const double new_tokens = ask.prompt_tokens - cached;
@@ -172,6 +167,7 @@ long price(const Sheet &sheet, const Ask &ask, const Weights &weights, const Ext
                         above(0.0, r.per_row * r.rows + r.per_context * r.context_tokens);
         }
         const double ttft_ms = queued_ms + own_ms + moving_ms + mixing_ms;
+        const double needed = blocks - below(overlap, std::floor(cached / ask.block_tokens));
         const double alone = decode_ms(r, 1, ask.prompt_tokens);
         const double shared =
             decode_ms(r, r.requests + 1, r.context_tokens + ask.prompt_tokens);

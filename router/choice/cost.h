@@ -10,8 +10,8 @@ constexpr long TERMS = 15, EVIDENCE = 6;
 struct Row {
     double context_limit, total_blocks, barred, admits_from_s, load_at_s, digest_at_s, unknown,
         trust, a, b, c, base, per_row, per_context, step_tokens, max_running, failures, unreported,
-        backlog_ms, cached_blocks, prompts_seen, prompts_cached, busy, end_ms, block_ms, requests, rows,
-        context_tokens, unseen_prefill_ms, queued_tokens, free_blocks, spare_blocks, prefills_ms[7];
+        backlog_ms, cached_blocks, prompts_seen, prompts_cached, busy, requests, rows, context_tokens,
+        unseen_prefill_ms, queued_tokens, free_blocks, prefills_ms[7];
 };
 
 struct Ask {

@@ -258,11 +258,11 @@ def _terms(
     saved_ms = credit * (cold_ms - warm_ms)
     prefill_ms = cold_ms - saved_ms
     ahead, overtaken = _ahead(at, prefill_ms, waits)
-    blocks = math.ceil((prompt + demand.output_tokens) / block)
-    needed = blocks - np.minimum(overlap, np.floor(cached / block))
-    queue_ms = backlog_ms * ahead + _room_ms(at, needed)
+    queue_ms = backlog_ms * ahead
     mixing_ms = _mixing_ms(at, at.queued_tokens * ahead + (prompt - cached))
     ttft_ms = queue_ms + prefill_ms + transfer_ms + mixing_ms
+    blocks = math.ceil((prompt + demand.output_tokens) / block)
+    needed = blocks - np.minimum(overlap, np.floor(cached / block))
     decode_share_ms = mixing_ms + _own_decode_ms(at, demand)
     occupancy = _occupancy(at.busy.mean(), backlog_ms.min(), cold_ms)
     harm_ms = prefill_ms * (occupancy + overtaken + HARM_WEIGHT * np.maximum(0.0, at.rows))
@@ -301,12 +301,6 @@ def _ahead(at: _Rows, prefill_ms: np.ndarray, waits: np.ndarray) -> tuple[np.nda
     share = (known * smaller).sum(axis=1) / np.maximum(total, SOME_MS)
     overtaken = (known * ~smaller / MIDDLE_MS).sum(axis=1)
     return np.where(waits | (total <= SOME_MS), 1.0, share), np.where(waits, 0.0, overtaken)
-
-
-def _room_ms(at: _Rows, needed: np.ndarray) -> np.ndarray:
-    """Waiting for blocks that running answers hold, or were promised."""
-    lacking = needed - at.spare_blocks
-    return np.where(lacking > 0, at.end_ms + at.block_ms * lacking, 0.0)
 
 
 def _mixing_ms(at: _Rows, tokens: np.ndarray) -> np.ndarray:

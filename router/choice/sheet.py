@@ -24,9 +24,8 @@ ROW = (
     "context_limit", "total_blocks", "barred", "admits_from_s", "load_at_s", "digest_at_s",
     "unknown", "trust", "a", "b", "c", "base", "per_row", "per_context", "step_tokens",
     "max_running", "failures", "unreported", "backlog_ms", "cached_blocks", "prompts_seen",
-    "prompts_cached", "busy", "end_ms", "block_ms",
+    "prompts_cached", "busy",
     "requests", "rows", "context_tokens", "unseen_prefill_ms", "queued_tokens", "free_blocks",
-    "spare_blocks",
     *(f"prefills_{size}_ms" for size in range(SIZES)),
 )  # fmt: skip
 """What a row of the table says of one replica; router/fleet/board.py fills it. From `requests` on

@@ -11,7 +11,7 @@ import struct
 
 import numpy as np
 
-from events.load import DECODE, OWN_ENGINE, PREFILL, ReplicaLoad
+from events.load import DECODE, OWN_ENGINE, PREFILL
 from router.choice.reserve import SIZES, Booked
 from router.choice.sheet import ROW, Below, Sheet
 from router.fleet.member import Member
@@ -136,14 +136,13 @@ def row_of(member: Member, booked: Booked) -> tuple[float, ...]:
     barred = bool(member.misfits) or not member.linked or (load is not None and load.draining)
     digest = (member.digest_at_s, member.unknown_since_s is not None, member.trust.value)
     fits = (*_fits(member), max(1, hello.max_step_tokens))
-    seen, room = (0, 0, 0), (0.0, 0.0)
+    seen = (0, 0, 0)
     if load is not None:
         seen = (load.cached_blocks, load.prompt_tokens_total, load.cached_tokens_total)
-        room = (load.end_ms, load.block_ms)
     return (
         hello.context_tokens, member.total_blocks, barred, breaker.admits_from_s,
         member.load_at_s, *digest, *fits, hello.max_running, breaker.failures, load is None,
-        backlog_ms(member), *seen, member.usage.share, *room, *standing(member, booked),
+        backlog_ms(member), *seen, member.usage.share, *standing(member, booked),
     )  # fmt: skip
 
 
@@ -155,7 +154,7 @@ def standing(member: Member, booked: Booked) -> tuple[float, ...]:
         return (
             booked.requests, booked.requests - booked.prefilling, booked.unseen_context_tokens,
             booked.unseen_prefill_ms, booked.unseen_prefill_tokens,
-            *(2 * [hello.total_blocks - booked.unseen_blocks]), *sizes,
+            hello.total_blocks - booked.unseen_blocks, *sizes,
         )  # fmt: skip
     requests = load.waiting + load.running + booked.unseen_requests
     prefilling = load.waiting + booked.unseen_prefilling
@@ -165,15 +164,8 @@ def standing(member: Member, booked: Booked) -> tuple[float, ...]:
         requests, requests - prefilling if requests > prefilling else 0,
         load.running_context_tokens + booked.unseen_context_tokens, booked.unseen_prefill_ms,
         load.queued_prefill_tokens + booked.unseen_prefill_tokens,
-        load.free_blocks - booked.unseen_blocks, spare_blocks(load) - booked.unseen_blocks, *sizes,
+        load.free_blocks - booked.unseen_blocks, *sizes,
     )  # fmt: skip
-
-
-def spare_blocks(load: ReplicaLoad) -> int:
-    """Blocks that one more may need without waiting; all that is not in use, where nothing else is
-    told."""
-    told = load.spare_blocks
-    return load.free_blocks + load.cached_blocks if told is None else told
 
 
 def _fits(member: Member) -> tuple[float, ...]:

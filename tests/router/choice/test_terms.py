@@ -51,25 +51,6 @@ def test_C7_the_block_with_the_last_token_is_never_said_to_be_cached(
     assert decision.predicted_cached_tokens == blocks * BLOCK_TOKENS
 
 
-def test_a_warm_replica_whose_blocks_are_promised_to_running_answers_has_a_queue() -> None:
-    world = World(2)
-    world.hold("r0", P)
-    tell(world, "r0", spare_blocks=-20, end_ms=4_000.0, block_ms=10.0)
-    tell(world, "r1")
-    decision = world.decide(P)
-    warm = by_replica(decision)["r0"]
-    assert (decision.replica, without(decision, "queue_ms")) == ("r1", "r0")
-    assert 4_000 < warm.queue_ms < 5_000
-
-
-def test_blocks_that_are_spare_cost_no_wait_until_others_were_sent_for_them() -> None:
-    world = World(1)
-    tell(world, "r0", spare_blocks=100, end_ms=4_000.0, block_ms=10.0)
-    waits = [by_replica(world.decide(prompt((seed, 4))))["r0"].queue_ms for seed in range(40)]
-    assert waits[0] < 4_000 < waits[-1]
-    assert waits == sorted(waits)
-
-
 def test_harm_keeps_a_prefill_away_from_running_decodes() -> None:
     world = World(2)
     world.hold("r0", prompt((1, 4)))

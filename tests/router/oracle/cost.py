@@ -55,9 +55,6 @@ class Standing:
     used_blocks: int
     total_blocks: int
     prefills_ms: list[float]
-    spare_blocks: int
-    end_ms: float = 0.0
-    block_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +94,8 @@ def standing(member: Member, booked: Booked, now_s: float) -> Standing:
             used_blocks=booked.unseen_blocks,
             total_blocks=hello.total_blocks,
             prefills_ms=booked.prefill_ms_of_size,
-            spare_blocks=hello.total_blocks - booked.unseen_blocks,
         )
     requests = load.waiting + load.running + booked.unseen_requests
-    spare = load.spare_blocks
-    if spare is None:
-        spare = load.free_blocks + load.cached_blocks
     prefilling = max(load.waiting + booked.unseen_prefilling, booked.prefilling)
     return Standing(
         requests=requests,
@@ -118,9 +111,6 @@ def standing(member: Member, booked: Booked, now_s: float) -> Standing:
         + booked.unseen_blocks,
         total_blocks=load.total_blocks,
         prefills_ms=booked.prefill_ms_of_size,
-        spare_blocks=spare - booked.unseen_blocks,
-        end_ms=load.end_ms,
-        block_ms=load.block_ms,
     )
 
 
@@ -157,13 +147,11 @@ def price(
     saved_ms = credit(member, now_s) * (cold_ms - warm_ms)
     prefill_ms = cold_ms - saved_ms
     ahead, overtaken = (1.0, 0.0) if waits else _ahead(at.prefills_ms, prefill_ms)
-    needed = _blocks(demand) - cached_tokens // demand.block_tokens
     queue_ms = at.queue_ms * ahead
-    if needed > at.spare_blocks:
-        queue_ms += at.end_ms + at.block_ms * (needed - at.spare_blocks)
     before = at.queued_prefill_tokens * ahead
     mixing_ms = _mixing_ms(before + demand.prompt_tokens - cached_tokens, at, member)
     ttft_ms = queue_ms + prefill_ms + mixing_ms
+    needed = _blocks(demand) - cached_tokens // demand.block_tokens
     decode_share_ms = mixing_ms + _own_decode_ms(demand, at, member.decode)
     occupancy = _occupancy(around, cold_ms)
     harm_ms = prefill_ms * (occupancy + overtaken + HARM_WEIGHT * max(0, at.rows))
