@@ -38,8 +38,6 @@ class Usage(Struct):
 
     @property
     def told_share(self) -> float:
-        """Of the time that reports tell of; all of it while that is less than `FIRST_S`: so that
-        nobody passes for less busy than another for having been met a moment earlier."""
-        if self.told_s < FIRST_S:
-            return 1.0
-        return min(1.0, 1e-3 * self.work_ms / self.told_s)
+        """Of the time that reports tell of; of less than `FIRST_S` the rest counts as busy."""
+        unknown_s = max(0.0, FIRST_S - self.told_s)
+        return min(1.0, (1e-3 * self.work_ms + unknown_s) / max(FIRST_S, self.told_s))

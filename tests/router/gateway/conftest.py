@@ -85,3 +85,9 @@ async def rig() -> AsyncIterator[Rig]:
         await rig.up()
         yield rig
         await rig.links.close()
+
+
+@pytest.fixture
+def all_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was just met counts as busy: else which of two was met first would say who answers."""
+    monkeypatch.setattr("router.fleet.usage.Usage.told_share", 1.0)

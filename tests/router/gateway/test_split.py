@@ -26,6 +26,8 @@ from tests.router.gateway.halves import (
 from tests.router.gateway.house import House, events
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.usefixtures("all_as_busy")
+
 
 async def test_the_prompt_is_in_the_store_before_the_request_is_sent(
     split: House, http: aiohttp.ClientSession

@@ -11,6 +11,8 @@ from tests.fakes.scripts import echo
 from tests.router.gateway.halves import LONG, ask, by_role, compute_after, decision_of
 from tests.router.gateway.house import ADMIN_KEY, House
 
+pytestmark = pytest.mark.usefixtures("all_as_busy")
+
 
 async def test_each_part_tells_how_much_it_has_to_do(
     split: House, http: aiohttp.ClientSession
