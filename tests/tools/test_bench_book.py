@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tools.bench.book import files
-from tools.bench.book.command import main
+from tools.bench.book.command import RESULTS, main
 from tools.bench.book.goals import goals
 from tools.bench.book.scenarios import ALL, Scenario
 from tools.bench.book.text import HIGHER, SHOWN, book, wins
@@ -70,6 +70,19 @@ def test_without_figures_the_book_stays_as_it_is(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match="no figures"):
         main(["--only-write"])
+
+
+def test_a_book_of_less_than_all_stays_beside_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = RESULTS.read_bytes()
+    (tmp_path / "bench-out").mkdir()
+    (tmp_path / "bench-out" / "siblings.json").write_text(json.dumps(result(warmroute={})))
+    assert main(["--only-write"]) == 0
+    assert "the book is bench-out/RESULTS.md" in capsys.readouterr().out
+    assert "Not simulated yet" in (tmp_path / "bench-out" / "RESULTS.md").read_text()
+    assert RESULTS.read_bytes() == before
 
 
 def test_without_a_winning_peer_that_is_what_it_says() -> None:

@@ -1,7 +1,8 @@
 """The bound: a choice that knows every cache and every queue as they are at this moment.
 
-Least time to first token, by what really waits there and what really is cached. It does not know
-the future: what a choice evicts, and who comes next, it can't weigh. For orientation only.
+Least time to first token, by what really waits there, what really is cached and what one of the
+tiers below would bring in meanwhile. It does not know the future: what a choice evicts, and who
+comes next, it can't weigh. For orientation only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ def _ttft_ms(replica: SimReplica, request: EngineRequest) -> float:
     tokens = len(request.prompt)
     limit = (tokens - 1) // block_tokens
     content = array("I", request.prompt).tobytes()
-    found = scheduler.cache.match(list(request.chain), content, limit)
-    cached = 0 if found is None else block_tokens * (found.depth + 1)
-    queue_ms = prefill.predict_ms(0, scheduler.queued_prefill_tokens())
-    return (queue_ms + prefill.predict_ms(cached, tokens - cached)) / replica.speed
+    chain = list(request.chain)
+    found = scheduler.cache.match(chain, content, limit)
+    depth = 0 if found is None else found.depth + 1
+    below = replica.tiers.reach(chain[depth:limit]) if replica.tiers is not None else []
+    queue_ms = prefill.predict_ms(0, scheduler.queued_prefill_tokens()) / replica.speed
+
+    def answered_ms(more: int, fetched_ms: float) -> float:
+        cached = block_tokens * (depth + more)
+        computing_ms = prefill.predict_ms(cached, tokens - cached) / replica.speed
+        return max(queue_ms, fetched_ms) + computing_ms
+
+    return min(answered_ms(*way) for way in [(0, 0.0), *below])

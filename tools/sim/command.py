@@ -188,6 +188,9 @@ def main(argv: Sequence[str]) -> int:
         trace = load_trace(flags.trace, flags.keep_bins)
     except TraceError as error:
         raise CommandError(str(error)) from error
+    if settings.load is not None and not trace.span_s:
+        said = f"all of the trace comes at one moment: '--load {OWN_TIMES}' plays it as it is"
+        raise CommandError(said)
     if flags.pd:
         return _roles(flags, trace, settings)
     chosen = EVERY if flags.policy == ALL else (flags.policy,)

@@ -18,6 +18,9 @@ SOUGHT = "sought"
 NOBODY_KEEPS_MS = 1e-3
 """Between two tokens."""
 
+MAX_TOKENS = 1 << 28
+"""Of a pool or a store: each block of it takes memory here too."""
+
 DEFAULT_DEVICE = DEVICES["h100-8b"]
 ITL_TARGET_MS = ReplicaConfig(id="").itl_target_ms
 
@@ -29,8 +32,8 @@ class Settings:
     names those without events; `tiers` lie below the device, nearest first. Beside `replicas` that
     do everything, `prefill` and `decode` of the other roles. `itl_deadline_ms` is what requests
     say of their gaps; where prompts are `always_split`, all are handed off that can be; of fewer
-    than `split_min_tokens` none is. Raises ValueError where names are nobody's,
-    all are to die, or prompts have no way to those that answer."""
+    than `split_min_tokens` none is. Raises ValueError where names are nobody's, all are to die,
+    prompts have no way to those that answer, or nobody could hold so many tokens."""
 
     policy: str
     replicas: int = 8
@@ -66,6 +69,8 @@ class Settings:
             raise ValueError("all replicas are to die: nobody would answer")
         if self.prefill and not any(tier.shared for tier in self.tiers):
             raise ValueError("those that compute prompts need a store that all share")
+        if max(self.kv_tokens, *(tier.tokens for tier in self.tiers), 0) > MAX_TOKENS:
+            raise ValueError(f"a pool or a store holds {MAX_TOKENS:,} tokens at most")
 
     @property
     def promised_ms(self) -> float | None:

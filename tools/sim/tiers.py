@@ -59,11 +59,16 @@ class Store:
             oldest, told = self._tellers.popitem(last=False)
             told.facts.append(CacheFact(CacheOp.REMOVED, oldest))
 
-    def leading(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys are there; they count as used, heads after their tails."""
+    def known(self, keys: Sequence[bytes]) -> int:
+        """How many of the first keys are there; nothing counts as used by that."""
         there = 0
         while there < len(keys) and keys[there] in self._tellers:
             there += 1
+        return there
+
+    def leading(self, keys: Sequence[bytes]) -> int:
+        """How many of the first keys are there; they count as used, heads after their tails."""
+        there = self.known(keys)
         for key in reversed(keys[:there]):
             self._tellers.move_to_end(key)
         return there
@@ -153,6 +158,11 @@ class SimTiers:
     def fetch_fits(self) -> tuple[FetchFit, ...]:
         """How fast each tier gives blocks."""
         return tuple(level.fit for level in self._levels)
+
+    def reach(self, keys: Sequence[bytes]) -> list[tuple[int, float]]:
+        """Of each tier: how many of the first keys it has, and the ms until they were here."""
+        held = [(level, level.store.known(keys)) for level in self._levels]
+        return [(blocks, level.fetch_ms(blocks)) for level, blocks in held if blocks]
 
     def look(self, wanted: Wanted) -> None:
         """Nothing is read ahead."""

@@ -54,12 +54,13 @@ def read_trace(path: Path, keep_bins: bool = False) -> Trace:
 
 def _spread(calls: list[Call]) -> Iterator[Call]:
     """Recordings in bins (Mooncake's of 3 s) bring whole crowds at once: those of one moment are
-    spread evenly up to the next one."""
+    spread evenly up to the next one, those of the last for as long as those before."""
     times = sorted({call.arrival_s for call in calls})
     until = dict(pairwise(times))
+    until[times[-1]] = times[-1] + (times[-1] - times[-2] if len(times) > 1 else 0.0)
     for at_s, group in groupby(calls, key=lambda call: call.arrival_s):
         same = list(group)
-        gap_s = min(MAX_BIN_S, until.get(at_s, at_s) - at_s) / len(same)
+        gap_s = min(MAX_BIN_S, until[at_s] - at_s) / len(same)
         for place, call in enumerate(same):
             yield replace(call, arrival_s=at_s + place * gap_s) if place else call
 

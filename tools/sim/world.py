@@ -365,7 +365,7 @@ class World:
             settings.device.service_ms(call.prompt_tokens, call.output_tokens)
             for call in trace.calls
         )
-        return work_s / (settings.load * len(settings.names) * max(1e-9, trace.span_s))
+        return work_s / (settings.load * len(settings.names) * trace.span_s)
 
 
 def _routed(request: EngineRequest, router_boot: str, dispatch_seq: int) -> EngineRequest:

@@ -99,3 +99,18 @@ def test_what_cannot_be_simulated_is_told(flags: list[str], says: str) -> None:
 def test_bad_flags_are_refused(flags: list[str]) -> None:
     with pytest.raises(SystemExit):
         main([SMALL, *flags])
+
+
+def test_a_load_no_trace_could_have_is_refused(tmp_path: Path) -> None:
+    row = {"timestamp": 5, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}
+    file = tmp_path / "once.jsonl"
+    file.write_text(f"{json.dumps(row)}\n" * 2)
+    with pytest.raises(CommandError, match="at one moment: '--load trace' plays"):
+        main([str(file), "--load", "0.5"])
+    assert main([str(file), "--load", "trace", "--replicas", "1"]) == 0
+
+
+@pytest.mark.parametrize("flag", ["--kv-tokens", "--host-tokens", "--shared-tokens"])
+def test_more_tokens_than_could_be_simulated_are_refused(flag: str) -> None:
+    with pytest.raises(CommandError, match="holds 268,435,456 tokens at most"):
+        main([SMALL, flag, str(10**15)])

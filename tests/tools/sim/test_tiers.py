@@ -88,3 +88,19 @@ def test_what_is_slower_than_computing_is_not_worth_it() -> None:
     assert not tiers.worth(wanted())
     tiers.prefill = lambda: PrefillFit(a=0.0, b=100.0, c=0.0, confidence=1.0)
     assert tiers.worth(wanted())
+
+
+def test_who_knows_all_sees_what_is_below_and_uses_nothing() -> None:
+    agenda = Agenda()
+    host, shared = TierSpec(0, 1.0, 3.0, shared=False), TierSpec(0, 1.0, 0.5, shared=True)
+    tiers = tiers_over(agenda, host, shared, blocks=2)
+    assert tiers.reach(KEYS) == []
+    for key in KEYS[:2]:
+        tiers.stored(stored(key))
+    tiers.used((KEYS[0],))  # its second use: the shared one gets it
+    run_dry(agenda)
+    assert tiers.reach(KEYS) == [(2, 5.0), (1, 1.5)]
+    assert tiers.reach(KEYS[1:]) == [(1, 4.0)]
+    tiers.stored(stored(KEYS[2]))
+    run_dry(agenda)
+    assert tiers.reach(KEYS) == [(1, 1.5)], "the oldest left, though it was looked at"

@@ -25,13 +25,15 @@ def mooncake(at_ms: int, ids: list[int], tokens: int) -> dict[str, object]:
 
 
 def test_mooncake_rows_of_one_moment_are_spread(tmp_path: Path) -> None:
-    rows = [mooncake(at, [0, n], 600) for n, at in enumerate((0, 0, 0, 3_000, 9_000))]
+    rows = [mooncake(at, [0, n], 600) for n, at in enumerate((0, 0, 0, 3_000, 9_000, 9_000))]
     trace = read_trace(write(tmp_path, "t.jsonl", *rows))
     assert trace.block_tokens == 512
-    assert [call.arrival_s for call in trace.calls] == pytest.approx([0.0, 1.0, 2.0, 3.0, 9.0])
+    assert [call.arrival_s for call in trace.calls] == pytest.approx(
+        [0.0, 1.0, 2.0, 3.0, 9.0, 10.5]
+    )
     assert [call.blocks.tolist() for call in trace.calls][:2] == [[0, 0], [0, 1]]
     kept = read_trace(tmp_path / "t.jsonl", keep_bins=True)
-    assert [call.arrival_s for call in kept.calls] == [0.0, 0.0, 0.0, 3.0, 9.0]
+    assert [call.arrival_s for call in kept.calls] == [0.0, 0.0, 0.0, 3.0, 9.0, 9.0]
     assert kept.name == "t, bins kept"
 
 

@@ -134,7 +134,7 @@ def main(argv: Sequence[str]) -> int:
         run_live(flags.peers)
     if can_draw():
         _draw([known[name] for name in chosen if name != LIVE])
-    RESULTS.write_text(_book())
+    _write()
     return 0
 
 
@@ -145,13 +145,16 @@ def _draw(scenarios: Sequence[Scenario]) -> None:
             draw(found, OUT / f"{scenario.name}.png")
 
 
-def _book() -> str:
-    """Raises CommandError where nothing was measured: a book that says so would replace one that
-    tells of results."""
+def _write() -> None:
+    """Raises CommandError where nothing was measured. A book of less than all goes beside the
+    figures: it would replace one that tells of more."""
     found = [(scenario, read(scenario)) for scenario in ALL]
     results = [(scenario, of) for scenario, of in found if of and OURS in of["policies"]]
     simulated = [scenario for scenario, _ in results]
     lacking = [scenario.title for scenario in ALL if scenario not in simulated]
     if not results:
         raise CommandError(f"no figures of '{OURS}' in {OUT}/: the book stays as it is")
-    return book(results, lacking, _versions(), read_live())
+    live = read_live()
+    path = OUT / RESULTS.name if lacking or live is None else RESULTS
+    path.write_text(book(results, lacking, _versions(), live))
+    print(f"the book is {path}")

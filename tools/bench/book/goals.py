@@ -49,7 +49,7 @@ def goals(results: Sequence[tuple[Scenario, dict[str, Any]]]) -> list[Goal]:
 def _of(scenario: Scenario, result: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Goal]:
     policies = result["policies"]
     peers = _peers(policies)
-    if scenario.name.startswith("ladder-published"):
+    if scenario.name.startswith("ladder"):
         yield _published(scenario, policies[OURS])
     if scenario.cpu_bound_s is not None and OURS in result.get("cpu_s", {}):
         yield _simulated(scenario, scenario.cpu_bound_s, result["cpu_s"][OURS])
