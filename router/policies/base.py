@@ -49,9 +49,9 @@ class Candidates(Sequence[Candidate]):
     @abstractmethod
     def _make(self, place: int) -> Candidate: ...
 
+    @abstractmethod
     def shown(self, first: str | None = None) -> Sequence[CandidateTerms]:
         """What is kept of them to be shown: `first`, then the others, the best first."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.replicas)

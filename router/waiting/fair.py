@@ -15,6 +15,7 @@ Pure data, no clock.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
@@ -65,7 +66,7 @@ def anything(size: int) -> bool:
     return True
 
 
-class _Flow:
+class _Flow(ABC):
     """What takes turns with others. An empty one is kept through the round, and while it owes."""
 
     __slots__ = ("credit_tokens", "tokens", "waiting", "weight")
@@ -81,9 +82,9 @@ class _Flow:
         self.waiting += 1
         self.tokens += entry.tokens
 
+    @abstractmethod
     def take(self, fits: Fits) -> tuple[Entry, float] | None:
         """Who goes, and its price; None where nobody may."""
-        raise NotImplementedError
 
     def left(self, entry: Entry) -> None:
         self.waiting -= 1

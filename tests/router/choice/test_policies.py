@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from events.decision import CandidateTerms
 from router.choice.route import RouteQuery
 from router.choice.sheet import TERMS, Best
 from router.policies import make_policy
@@ -56,6 +57,9 @@ class Made(Candidates):
 
     def _make(self, place: int) -> Candidate:
         return self._of[place]
+
+    def shown(self, first: str | None = None) -> list[CandidateTerms]:
+        return []
 
 
 def chosen(policy: str, candidates: Candidates, group: int = 1) -> str:
