@@ -139,9 +139,9 @@ class EngineThread:
             error = queue_full(load.prefill.predict_ms(0, load.queued_prefill_tokens))
             self._gate.refuse(self.scheduler.last_plan, request.child, error)
 
-    def abort(self, child: ChildId) -> None:
+    def abort(self, child: ChildId, answered: bool = False) -> None:
         """See Engine.abort."""
-        self._post(partial(self.scheduler.lifecycle.abort, child))
+        self._post(partial(self.scheduler.lifecycle.abort, child, answered))
 
     def hold(self, child: ChildId) -> None:
         """See Engine.hold."""

@@ -219,8 +219,11 @@ class Engine(Protocol):
     def submit(self, request: EngineRequest) -> None:
         """Into the inbox. A request that can never fit finishes with an error."""
 
-    def abort(self, child: ChildId) -> None:
-        """Idempotent; unknown or finished children are ignored. The child ends with "abort"."""
+    def abort(self, child: ChildId, answered: bool = False) -> None:
+        """Idempotent; unknown or finished children are ignored. The child ends with "abort".
+
+        `answered`: nobody left it, its answer is whole (a stop string came).
+        """
 
     def hold(self, child: ChildId) -> None:
         """Keep the child, schedule nothing of it."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from events.errors import CoreError
-from events.output import FINISH_ERROR, CoreDelta
+from events.output import FINISH_ERROR, FINISH_STOP, CoreDelta
 from replica.engine.messages import ChildOutput, Engine, StepOutput
 from replica.front.attempts import Attempts
 from replica.front.child import Child
@@ -83,7 +83,7 @@ class Dispatcher:
         if delta is None:
             return
         if delta.finish is not None and output.finish is None:
-            self._engine.abort(child.id)
+            self._engine.abort(child.id, answered=delta.finish.reason == FINISH_STOP)
         self._attempts.deliver(child, delta)
 
     def _delta(self, child: Child, output: ChildOutput, now_s: float) -> CoreDelta | None:

@@ -1,13 +1,15 @@
 """How long answers get: what a newcomer's blocks are reserved by.
 
-The quantile of lengths seen for the tenant, among those at least as long as the answer is already.
-Which quantile follows what it leads to: every retraction raises it, every answer that ends lowers
+The quantile of lengths seen for the tenant with the model or adapter, among those at least as long
+as the answer is already. What was cut off by its `max_tokens` says nothing of answers that may get
+longer: neither do one-token requests of any kind, nor prompts that are computed for others. Which
+quantile follows what it leads to: every retraction raises it, every answer that ends lowers
 it a little, so that about TARGET_RATE retractions come on one answer.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ MOST_QUANTILE = 0.99
 STEP = 0.05
 KEPT = 128
 ENOUGH = 8
-MAX_TENANTS = 256
+MAX_SOURCES = 256
 
 
 class Rest(NamedTuple):
@@ -30,53 +32,70 @@ class Rest(NamedTuple):
     ends: bool
 
 
-class _Seen:
-    """The last lengths of one tenant, also in order of size."""
+Source = tuple[str, str]
+"""Tenant, and the adapter that its answers are computed with: empty for the model itself."""
 
-    __slots__ = ("_ages", "_sorted")
+
+class _Seen:
+    """The last lengths from one source, in order of size: of answers that ended by themselves, and
+    of those that were cut off."""
+
+    __slots__ = ("_ages", "_cut", "_whole")
 
     def __init__(self) -> None:
-        self._ages: deque[int] = deque()
-        self._sorted: list[int] = []
+        self._ages: deque[tuple[list[int], int]] = deque()
+        self._whole: list[int] = []
+        self._cut: list[int] = []
 
-    def __len__(self) -> int:
-        return len(self._ages)
-
-    def add(self, tokens: int) -> None:
+    def add(self, tokens: int, cut: bool) -> None:
         """One more; the oldest beyond KEPT is forgotten."""
-        self._ages.append(tokens)
-        insort(self._sorted, tokens)
+        lengths = self._cut if cut else self._whole
+        insort(lengths, tokens)
+        self._ages.append((lengths, tokens))
         if len(self._ages) > KEPT:
-            self._sorted.remove(self._ages.popleft())
+            lengths, oldest = self._ages.popleft()
+            lengths.remove(oldest)
 
-    def beyond(self, tokens: int, quantile: float) -> int | None:
-        """The quantile of those longer than `tokens`; None when there were none."""
-        first = bisect_right(self._sorted, tokens)
-        longer = len(self._sorted) - first
-        return self._sorted[first + int(quantile * (longer - 1))] if longer else None
+    def telling(self, most: int) -> int:
+        """How many say something of an answer of at most `most` tokens."""
+        return len(self._whole) + len(self._cut) - bisect_left(self._cut, most)
+
+    def beyond(self, tokens: int, most: int, quantile: float) -> int | None:
+        """The quantile of those longer than `tokens`, as of an answer of at most `most`; None when
+        there were none."""
+        first = bisect_right(self._whole, tokens)
+        longer = self.telling(most) - first
+        if not longer:
+            return None
+        place = first + int(quantile * (longer - 1))
+        # Those that were cut off got as long as this one may.
+        return min(most, self._whole[place]) if place < len(self._whole) else most
 
 
 class OutputLengths:
-    """One engine has one model: lengths are kept by tenant, and for all of them together."""
+    """Lengths by source, and of all of them together."""
 
     def __init__(self, cold_tokens: int) -> None:
         """`cold_tokens`: how far to look ahead while too few answers were seen."""
         self.quantile = START_QUANTILE
         self._cold_tokens = cold_tokens
         self._all = _Seen()
-        self._tenants: dict[str, _Seen] = {}
+        self._sources: dict[Source, _Seen] = {}
 
     def ended(self, request: Request) -> None:
-        """An answer came to its own end."""
+        """An answer came to its end, or to its `max_tokens`."""
+        if request.spec.write_to:
+            return
         self.quantile = max(LEAST_QUANTILE, self.quantile - STEP * TARGET_RATE)
         if request.spec.params.ignore_eos:
             return
-        seen = self._tenants.pop(request.spec.tenant, None) or _Seen()
-        self._tenants[request.spec.tenant] = seen
-        if len(self._tenants) > MAX_TENANTS:
-            del self._tenants[next(iter(self._tenants))]
-        seen.add(request.generated)
-        self._all.add(request.generated)
+        source = _source(request)
+        seen = self._sources.pop(source, None) or _Seen()
+        self._sources[source] = seen
+        if len(self._sources) > MAX_SOURCES:
+            del self._sources[next(iter(self._sources))]
+        for each in (seen, self._all):
+            each.add(request.generated, cut=request.remaining <= 0)
 
     def retracted(self) -> None:
         """Blocks ran short: answers were longer than believed."""
@@ -87,10 +106,17 @@ class OutputLengths:
         remaining = request.remaining
         if request.spec.params.ignore_eos:
             return Rest(remaining, True)
-        seen = self._tenants.get(request.spec.tenant)
-        if seen is None or len(seen) < ENOUGH:
-            seen = self._all
-        length = seen.beyond(request.generated, self.quantile) if len(seen) >= ENOUGH else None
+        generated, most = request.generated, request.spec.params.max_tokens
+        for seen in (self._sources.get(_source(request)), self._all):
+            if seen is not None and seen.telling(most) >= ENOUGH:
+                length = seen.beyond(generated, most, self.quantile)
+                break
+        else:
+            length = None
         if length is None:
             return Rest(min(remaining, self._cold_tokens), remaining <= self._cold_tokens)
-        return Rest(min(remaining, length - request.generated), True)
+        return Rest(length - generated, True)
+
+
+def _source(request: Request) -> Source:
+    return request.spec.tenant, request.adapter

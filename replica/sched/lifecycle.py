@@ -90,10 +90,12 @@ class Lifecycle:
             started = request.blocks or request.in_flight
             self.table.move(request, State.RUNNING if started else State.QUEUED)
 
-    def abort(self, child: ChildId) -> None:
-        """End it with "abort"; unknown and ended children are ignored."""
+    def abort(self, child: ChildId, answered: bool = False) -> None:
+        """End it with "abort"; unknown and ended children are ignored. `answered`: see Engine."""
         request = self.table.get(child)
         if request is not None and not request.over:
+            if answered:
+                self.lengths.ended(request)
             self.end(request, output_of(request, FINISH_ABORT), State.ABORTING)
 
     def refuse(self, request: Request, error: CoreError) -> None:

@@ -71,8 +71,8 @@ class ScriptedEngine:
         self._on_submit(self, request)
         self.submitted()
 
-    def abort(self, child: ChildId) -> None:
-        self.calls.append(("abort", child))
+    def abort(self, child: ChildId, answered: bool = False) -> None:
+        self.calls.append(("stop" if answered else "abort", child))
         if self._answers_aborts and child in self.open:
             self.step({child: b""}, finish=FINISH_ABORT)
 

@@ -82,7 +82,7 @@ async def test_P9_n_children_have_own_index_seed_and_finish() -> None:
         assert [a.finish.reason for a in answers] == ["length", "stop", "stop"]
         assert [a.finish.stop_reason for a in answers] == [None, "!", None]
         assert [a.deltas[-1].usage.completion_tokens for a in answers] == [4, 2, 2]
-        assert front.engine.calls == [("abort", one)]
+        assert front.engine.calls == [("stop", one)]
 
 
 async def test_P4_a_stop_string_ends_the_child_in_the_engine_too() -> None:
@@ -97,7 +97,7 @@ async def test_P4_a_stop_string_ends_the_child_in_the_engine_too() -> None:
         answer = await router.answer()
         assert (answer.text, answer.finish.stop_reason) == ("br", "own fox")
         assert answer.finish.reason == "stop"
-        assert front.engine.calls == [("abort", child)]
+        assert front.engine.calls == [("stop", child)]
         front.engine.step({child: b"late"})
         front.engine.step({child: b""}, finish="abort")
         await until(lambda: front.front.counters.late_outputs == 2)

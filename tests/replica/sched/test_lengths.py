@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.sched.ledger import HORIZON_TOKENS
-from replica.sched.lengths import ENOUGH, KEPT, MAX_TENANTS, MOST_QUANTILE, OutputLengths
+from replica.sched.lengths import ENOUGH, KEPT, MAX_SOURCES, MOST_QUANTILE, OutputLengths
 from replica.sched.request import Request
 from tests.replica.sched.rig import Bench, sampling, tokens_of
 
@@ -60,12 +60,65 @@ def test_tenants_have_their_own_once_they_have_enough() -> None:
     assert known.rest(request(tenant="t")) == (10, True)
 
 
+def test_each_adapter_has_its_own() -> None:
+    known = taught(*[10] * 20)
+    for _ in range(ENOUGH):
+        known.ended(request(300, adapter="novels"))
+    known.quantile = 0.5
+    assert known.rest(request(adapter="novels")) == (300, True)
+    assert known.rest(request()) == (10, True)
+
+
+def test_what_was_cut_off_says_nothing_of_longer_ones() -> None:
+    """Scores, classes and warm-ups ask for one token each; then somebody asks for a text."""
+    known = OutputLengths(HORIZON_TOKENS)
+    for _ in range(ENOUGH):
+        known.ended(request(300))
+    for _ in range(100):
+        known.ended(request(1, most=1))
+    assert known.rest(request()) == (300, True)
+    assert known.rest(request(most=1)) == (1, True)
+    assert known.rest(request(most=200)) == (200, True)
+
+
+def test_who_always_gets_as_far_as_it_may_is_believed_to_do_so_again() -> None:
+    known = OutputLengths(HORIZON_TOKENS)
+    for _ in range(ENOUGH):
+        known.ended(request(200, most=200))
+    assert known.rest(request(most=200)) == (200, True)
+    assert known.rest(request(150, most=200)) == (50, True)
+    assert known.rest(request(most=400)) == (HORIZON_TOKENS, False)
+
+
+def test_prompts_computed_for_others_are_no_answers() -> None:
+    known = OutputLengths(HORIZON_TOKENS)
+    before = known.quantile
+    for _ in range(ENOUGH):
+        known.ended(request(1, most=1, write_to="store"))
+    assert known.quantile == before
+    assert known.rest(request(most=1_000)) == (HORIZON_TOKENS, False)
+
+
+def test_an_answer_that_a_stop_string_ended_is_an_answer() -> None:
+    bench = Bench(total_blocks=64)
+    for answered in (False, True):
+        for _ in range(ENOUGH):
+            child = bench.add(tokens_of(1, 5), sampling(1_000))
+            for _ in range(6):
+                bench.step()
+            bench.scheduler.lifecycle.abort(child, answered)
+            bench.run()
+        known = bench.scheduler.lengths.rest(request())
+        assert known.ends == answered
+    assert known.tokens < 10
+
+
 def test_what_is_kept_is_bounded_and_the_old_is_forgotten() -> None:
     known = taught(*[500] * KEPT, *[10] * KEPT)
     assert known.rest(request()) == (10, True)
-    for number in range(MAX_TENANTS + 50):
+    for number in range(MAX_SOURCES + 50):
         known.ended(request(7, tenant=f"t{number}"))
-    assert len(known._tenants) == MAX_TENANTS
+    assert len(known._sources) == MAX_SOURCES
 
 
 def test_the_quantile_follows_the_retractions() -> None:

@@ -110,8 +110,8 @@ class EngineApart:
         )
         send(self._socket, _encode(word))
 
-    def abort(self, child: ChildId) -> None:
-        """See Engine."""
+    def abort(self, child: ChildId, answered: bool = False) -> None:
+        """See Engine; this one learns no lengths."""
         send(self._socket, _encode(Word("abort", child)))
 
     def hold(self, child: ChildId) -> None:
