@@ -9,7 +9,7 @@ Priority, then slack class, then the tenant's virtual time, then the longest cac
 - Within a class tenants share the device by virtual time (start-time fair queueing: Goyal, Vin and
   Cheng 1996; for serving: Sheng et al. 2024). It grows with what a tenant's requests cost, divided
   by the tenant's weight, so a flood is urgent only in its turn. What is urgent stays so: nobody
-  starves.
+  starves. Who leaves without having been started costs its tenant nothing.
 - What can't have its first token in time even by an estimate that is cut by its error is refused:
   at intake, when others wait before it, or as soon as that is so.
 
@@ -67,6 +67,7 @@ class Deadline:
         self._waiting: dict[ChildId, _Waiting] = {}
         self._virtual_ms = 0.0
         self._ends_ms: dict[str, float] = {}
+        self._charges: dict[ChildId, tuple[str, float]] = {}
 
     @property
     def events(self) -> int:
@@ -95,18 +96,21 @@ class Deadline:
         if task.arrival_s + 1e-3 * least_ms <= task.first_by_s:
             return False
         self.left(task.child)
-        self._ends_ms[task.tenant] -= charge_ms(task)
         return True
 
     def started(self, rank: Rank) -> None:
         """See Policy."""
         self._virtual_ms = max(self._virtual_ms, rank[2] * QUANTUM_MS)
+        self._charges.pop(ChildId(int(rank[-1])), None)
 
     def left(self, child: ChildId) -> None:
         """See Policy."""
         waiting = self._waiting.pop(child, None)
         if waiting is not None:
             del self._events[bisect_left(self._events, (waiting.at_s, child))]
+        tenant, charged_ms = self._charges.pop(child, ("", 0.0))
+        if tenant in self._ends_ms:
+            self._ends_ms[tenant] -= charged_ms
 
     def advance(self, now_s: float) -> Sequence[Turn]:
         """See Policy."""
@@ -137,6 +141,7 @@ class Deadline:
         """The tenant's virtual time at which the request starts; it ends by its cost later."""
         start_ms = max(self._virtual_ms, self._ends_ms.pop(task.tenant, 0.0))
         self._ends_ms[task.tenant] = start_ms + charge_ms(task)
+        self._charges[task.child] = task.tenant, charge_ms(task)
         if len(self._ends_ms) > MAX_TENANTS:
             del self._ends_ms[next(iter(self._ends_ms))]
         return start_ms

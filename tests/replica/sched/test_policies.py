@@ -175,6 +175,33 @@ def test_only_a_queue_refuses_at_intake_and_a_refusal_costs_the_tenant_nothing()
     assert again[2] == before[2], "the next one stands where the refused one stood"
 
 
+def test_who_leaves_unserved_costs_its_tenant_nothing() -> None:
+    """A client that gives up and asks again, over and over, is not put behind everybody else."""
+    policy = Deadline()
+    policy.enter(replace(ONE, tenant="other"))
+    before = policy.enter(replace(ONE, child=ChildId(2)))
+    for child in range(3, 50):
+        policy.enter(replace(ONE, child=ChildId(child)))
+        policy.left(ChildId(child))
+    policy.left(ChildId(2))
+    policy.left(ChildId(2))
+    again = policy.enter(replace(ONE, child=ChildId(50)))
+    assert again[2] == before[2]
+    policy.started(again)
+    policy.left(ChildId(50))
+    assert policy.enter(replace(ONE, child=ChildId(51)))[2] > again[2], "who was served has cost"
+
+
+def test_a_flood_that_was_given_up_leaves_its_tenant_where_it_was() -> None:
+    bench = Bench(max_running=1, policy=Deadline())
+    bench.add(tokens_of(0, 9), sampling(30), tenant="other")
+    bench.step()
+    for child in [bench.add(tokens_of(1, 9), tenant="flood") for _ in range(200)]:
+        bench.scheduler.lifecycle.abort(child)
+    bench.step()
+    assert bench.scheduler.service._policy._ends_ms["flood"] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_events_of_those_who_left_are_forgotten() -> None:
     policy = Deadline()
     for child in range(1_000):
