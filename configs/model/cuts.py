@@ -2,13 +2,14 @@
 
 Between a letter and a space that a letter follows: no pattern below matches across that place, none
 looks back, and a look ahead from the left ends before it. Merges never leave a match. So whatever
-stands on one side makes no difference to the ids of the other.
+stands on one side makes no difference to the ids of the other. The same holds behind a digit where
+each digit stands alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 WORDS = (
@@ -19,15 +20,17 @@ LLAMA_WORDS = WORDS % r"\p{N}{1,3}"
 QWEN_WORDS = WORDS % r"\p{N}"
 
 _LETTER = "A-Za-zÀ-ÖØ-öø-ɏА-я"
-_PLACE = re.compile(f"[{_LETTER}](?= [{_LETTER}])")
+WORDS_ONLY = re.compile(f"[{_LETTER}](?= [{_LETTER}])")
+_DIGIT = re.compile("[0-9]")
+DIGITS_TOO = re.compile(f"{WORDS_ONLY.pattern}|[0-9]")
 
 
-def cut(text: str, chars: int) -> Iterator[str]:
-    """Pieces of `chars` characters or a little more, the last one of less. Texts with an equal
-    beginning have equal pieces up to where they part."""
+def cut(text: str, chars: int, place: re.Pattern[str] = WORDS_ONLY) -> Iterator[str]:
+    """Pieces of `chars` characters or a little more, the last one of less, each ending with a
+    `place`. Texts with an equal beginning have equal pieces up to where they part."""
     start, end = 0, len(text)
     while end - start > chars:
-        found = _PLACE.search(text, start + chars - 1)
+        found = place.search(text, start + chars - 1)
         if found is None:
             break
         yield text[start : found.end()]
@@ -35,9 +38,18 @@ def cut(text: str, chars: int) -> Iterator[str]:
     yield text[start:]
 
 
-def can_cut(spec: Mapping[str, Any]) -> bool:
-    """Whether the tokenizer that a tokenizer.json describes is known to break at these places."""
+def places(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
+    """Where the tokenizer that a tokenizer.json describes is known to break, if anywhere."""
     stages = _stages(spec.get("pre_tokenizer"))
+    if not _can_cut(spec, stages):
+        return None
+    added = spec.get("added_tokens") or ()
+    apart = any(map(_sets_digits_apart, stages))
+    apart = apart and not any(_DIGIT.search(token["content"]) for token in added)
+    return DIGITS_TOO if apart else WORDS_ONLY
+
+
+def _can_cut(spec: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> bool:
     return (
         (spec.get("normalizer") or {"type": "NFC"}).get("type") == "NFC"
         and spec["model"].get("dropout") is None
@@ -50,8 +62,8 @@ def can_cut(spec: Mapping[str, Any]) -> bool:
 def _reaches_over(token: Mapping[str, Any]) -> bool:
     """It holds such a place, or takes the space behind its last letter with it."""
     content = token["content"]
-    takes_space = token.get("rstrip") and _PLACE.search(f"{content} a") is not None
-    return bool(takes_space) or _PLACE.search(content) is not None
+    takes_space = token.get("rstrip") and WORDS_ONLY.search(f"{content} a") is not None
+    return bool(takes_space) or WORDS_ONLY.search(content) is not None
 
 
 def _stages(part: Any) -> list[Mapping[str, Any]]:
@@ -72,6 +84,13 @@ def _breaks(stage: Mapping[str, Any]) -> bool:
         and not stage.get("invert")
         and stage.get("pattern") in ({"Regex": LLAMA_WORDS}, {"Regex": QWEN_WORDS})
     )
+
+
+def _sets_digits_apart(stage: Mapping[str, Any]) -> bool:
+    """Each of them is a match of its own."""
+    if stage.get("type") == "Digits":
+        return bool(stage.get("individual_digits"))
+    return stage.get("type") == "Split" and stage.get("pattern") == {"Regex": QWEN_WORDS}
 
 
 def _harmless(stage: Mapping[str, Any]) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from configs.model.cuts import can_cut, cut
+from configs.model.cuts import DIGITS_TOO, cut, places
 from configs.model.errors import ModelError
 from configs.model.quick import Encode, quick_encoder
 from configs.model.segment import Segment
@@ -81,7 +82,7 @@ class Tokenizer:
             raise ModelError("a special token has no spelling")
         self._backend = backend
         self._ids: Encode = self._library_ids
-        self._cuts = False
+        self._place: re.Pattern[str] | None = None
         self._lossy = any(letter not in vocab for letter in byte_letters())
         self._bytes = _table(vocab, {**added, **specials}, vocab_size)
         self.specials: Mapping[str, int] = dict(specials)
@@ -91,7 +92,7 @@ class Tokenizer:
     def quicken(self) -> None:
         """Take what is quicker and gives the same ids; for whoever encodes much. Takes a second."""
         spec = self.spec()
-        self._cuts = can_cut(spec)
+        self._place = places(spec)
         self._ids = quick_encoder(spec, self._library_ids)
 
     def spec(self) -> dict[str, Any]:
@@ -102,12 +103,18 @@ class Tokenizer:
     @property
     def cuts(self) -> bool:
         """Whether `pieces` cuts texts at all."""
-        return self._cuts
+        return self._place is not None
+
+    @property
+    def cuts_digits(self) -> bool:
+        """Whether it does so behind each digit, too."""
+        return self._place is DIGITS_TOO
 
     def pieces(self, text: str, chars: int) -> Iterable[str]:
         """`text` in pieces of about `chars` characters whose ids, joined, are those of the whole;
         in one piece where that can't be promised."""
-        return cut(text, chars) if self._cuts and len(text) > chars else (text,)
+        place = self._place
+        return (text,) if place is None or len(text) <= chars else cut(text, chars, place)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, never a special one, no BOS. A byte that no token can spell is left

@@ -1,15 +1,16 @@
 """Texts to token ids: known pieces are looked up, only the others are tokenised.
 
 A text is cut where the tokenizer breaks anyway (see configs/model/cuts.py), into large pieces and,
-where one of them is not known, into small ones, the last of them finely. So a long text with a
-known beginning costs a few look-ups and what is new at its end.
+where one of them is not known, into small ones, the last of them finely: in the end word by word.
+So a long text with a known beginning costs a few look-ups and what is new at its end: the words of
+most questions have been asked before.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from configs.model.tokenizer import Tokenizer
 from router.openai import faults
@@ -22,7 +23,11 @@ INLINE_CHARS = 2_048
 LARGE_CHARS = 4_096
 SMALL_CHARS = 256
 TAIL_CHARS = 64
-"""What a text ends with is cut once more: it is where the next one differs."""
+"""What a text ends with is cut once more, and what is new of that into words: it is where the next
+one differs."""
+
+MANY_PIECES = 8
+"""Of more than so many the whole is remembered, too."""
 
 
 class Pieces:
@@ -53,10 +58,10 @@ class Pieces:
                 pieces.append(part)
             elif part:
                 self._look_up(part, texts, pieces, cold, large)
-        if not cold:
+        if not (cold or large):
             return b"".join(pieces)  # type: ignore[arg-type]
         self.check_length(sum(map(len, cold)), param)
-        fresh = await self._encode(list(dict.fromkeys(cold)), tenant)
+        fresh = await self._encode(list(dict.fromkeys(cold)), tenant) if cold else {}
         ids = [piece if isinstance(piece, bytes) else fresh[piece] for piece in pieces]
         for text, start, end in large:
             self._known.put(tenant, text, b"".join(ids[start:end]))
@@ -86,7 +91,7 @@ class Pieces:
                     used(small)
                     pieces.append(ids)
                     continue
-                for bit in cut(small, TAIL_CHARS) if len(small) < SMALL_CHARS else (small,):
+                for bit in self._bits(small, get) if len(small) < SMALL_CHARS else (small,):
                     ids = None if bit is small else get(bit)
                     if ids is None:
                         cold.append(bit)
@@ -94,8 +99,17 @@ class Pieces:
                     else:
                         used(bit)
                         pieces.append(ids)
-            if len(pieces) > start + 1:
+            if len(pieces) > start + MANY_PIECES:
                 large.append((whole, start, len(pieces)))
+
+    def _bits(self, small: str, get: Callable[[str], bytes | None]) -> Iterator[str]:
+        """What the end of a text is looked up in: those that are not known word by word."""
+        cut = self._tokenizer.pieces
+        for bit in cut(small, TAIL_CHARS):
+            if bit is not small and get(bit) is not None:
+                yield bit
+            else:
+                yield from cut(bit, 1)
 
     def check_length(self, chars: int, param: str) -> None:
         """Don't begin with what can't fit the context. Raises UserError."""

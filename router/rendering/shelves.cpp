@@ -77,14 +77,6 @@ bool letter_starts(string_view text, size_t at) {
     return first < 0x80 ? is_letter(first) : at + 1 < text.size() && is_letter(first, text[at + 1]);
 }
 
-// The first of the pieces of about so many bytes that a text can be cut into.
-string_view first_piece(string_view text, size_t bytes) {
-    if (text.size() <= bytes) return text;
-    for (size_t at = text.find(' ', bytes); at != string_view::npos; at = text.find(' ', at + 1))
-        if (letter_ends(text, at) && letter_starts(text, at + 1)) return text.substr(0, at);
-    return text;
-}
-
 // What a prompt is made of: `size` bytes of ids or of written text at `at`, or the content of that number.
 struct Part {
     const char *at;
@@ -123,6 +115,8 @@ struct Shelves {
     Result result{};
     long most_bytes, most_tenant_bytes, bytes = 0;
     size_t large_bytes, small_bytes, tail_bytes;  // 0: nothing may be cut
+    bool digits;                                  // it may behind each of them
+    size_t many;                                  // pieces: of more the whole is kept, too
     uint64_t seed;
     Markers markers;
     std::unordered_map<uint64_t, Entry *> entries;
@@ -199,6 +193,16 @@ struct Shelves {
         missing.push_back({text.data(), int64_t(text.size())});
     }
 
+    // The first of the pieces of about so many bytes that a text can be cut into.
+    string_view first_piece(string_view text, size_t bytes) const {
+        for (size_t at = bytes; at < text.size(); at++) {
+            const bool behind_digit = digits && unsigned(text[at - 1] - '0') < 10;
+            const bool behind_word = text[at] == ' ' && letter_ends(text, at) && letter_starts(text, at + 1);
+            if (behind_digit || behind_word) return text.substr(0, at);
+        }
+        return text;
+    }
+
     // The pieces of a text, as Pieces._look_up of the twin.
     void look_up(string_view text) {
         if (text.empty()) return;
@@ -222,7 +226,7 @@ struct Shelves {
                 if (small.size() < small_bytes) look_up_bits(small);
                 else miss(small);
             }
-            if (pieces.size() > first + 1) larges.push_back({whole, first, pieces.size()});
+            if (pieces.size() > first + many) larges.push_back({whole, first, pieces.size()});
         }
     }
 
@@ -232,7 +236,15 @@ struct Shelves {
             rest.remove_prefix(bit.size());
             Entry *known = bit.size() < small.size() ? find(bit) : nullptr;
             if (known) pieces.push_back({known->ids, -1});
-            else miss(bit);
+            else look_up_words(bit);
+        }
+    }
+
+    void look_up_words(string_view bit) {
+        while (!bit.empty()) {
+            const string_view word = first_piece(bit, 1);
+            bit.remove_prefix(word.size());
+            look_up_whole(word);
         }
     }
 
@@ -273,17 +285,21 @@ struct Shelves {
         }
         text_ends();
         result.missing = missing.data();
-        if (missing.empty()) assemble();
+        if (missing.empty()) finish({});
         return long(missing.size());
     }
 
-    // What was missing, back to back. Nothing is put on a shelf before all of it is assembled: what is known
-    // is only looked at.
+    // What was missing, back to back.
     void fill(const char *ids, const int64_t *sizes) {
         std::vector<string_view> fresh;
         for (size_t at = 0; at < missing.size(); ids += sizes[at++]) fresh.push_back({ids, size_t(sizes[at])});
         for (Piece &piece : pieces)
             if (piece.missing >= 0) piece.ids = fresh[piece.missing];
+        finish(fresh);
+    }
+
+    // Nothing is put on a shelf before all of it is assembled: what is known is only looked at.
+    void finish(const std::vector<string_view> &fresh) {
         assemble();
         std::vector<string> whole;
         for (const Large &large : larges) {
@@ -306,11 +322,12 @@ struct Shelves {
 
 extern "C" {
 
-void *wr_shelves_new(long most_bytes, long most_tenant_bytes, long large, long small, long tail, uint64_t seed) {
+void *wr_shelves_new(long most_bytes, long most_tenant_bytes, long large, long small, long tail, long digits,
+                     long many, uint64_t seed) {
     Shelves *shelves = new Shelves;
     shelves->most_bytes = most_bytes, shelves->most_tenant_bytes = most_tenant_bytes;
     shelves->large_bytes = large, shelves->small_bytes = small, shelves->tail_bytes = tail;
-    shelves->seed = seed;
+    shelves->digits = digits, shelves->many = many, shelves->seed = seed;
     return shelves;
 }
 

@@ -19,7 +19,7 @@ from configs.model.tokenizer import Tokenizer
 from configs.native import CompileError, NativeSource, declare, load_object
 from router.openai.contents import Written
 from router.rendering.outline import Outline
-from router.rendering.pieces import LARGE_CHARS, SMALL_CHARS, TAIL_CHARS
+from router.rendering.pieces import LARGE_CHARS, MANY_PIECES, SMALL_CHARS, TAIL_CHARS
 from router.rendering.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,8 @@ class Shelves:
     ) -> None:
         sizes = (LARGE_CHARS, SMALL_CHARS, TAIL_CHARS) if tokenizer.cuts else (0, 0, 0)
         seed = int.from_bytes(os.urandom(8), "little")
-        self._native = library.wr_shelves_new(max_bytes, max_tenant_bytes, *sizes, seed)
+        bounds = (max_bytes, max_tenant_bytes, *sizes, tokenizer.cuts_digits, MANY_PIECES)
+        self._native = library.wr_shelves_new(*bounds, seed)
         weakref.finalize(self, library.wr_shelves_free, self._native)
         for marker in markers:
             spelling = marker.encode()
@@ -191,7 +192,7 @@ def _library() -> ctypes.CDLL | None:
             "wr_shelves_put": [pointer, data, long, data, long, data, long],
         },
     )
-    make = {"wr_shelves_new": [long] * 5 + [ctypes.c_uint64], "wr_shelves_result": [pointer]}
+    make = {"wr_shelves_new": [long] * 7 + [ctypes.c_uint64], "wr_shelves_result": [pointer]}
     declare(library, make, pointer)
     join = [pointer, data, long, data, long, data, data, data]
     declare(library, {"wr_shelves_join": join, "wr_shelves_bytes": [pointer]}, long)

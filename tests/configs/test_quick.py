@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.model.cuts import LLAMA_WORDS, can_cut, cut
+from configs.model.cuts import DIGITS_TOO, LLAMA_WORDS, QWEN_WORDS, WORDS_ONLY, cut, places
 from configs.model.gguf import GGUFFile
 from configs.model.gguf_tokenizer import build_tokenizer
 from configs.model.metadata import Metadata
@@ -98,7 +99,31 @@ LLAMA = {"type": "Split", "pattern": {"Regex": LLAMA_WORDS}, "behavior": "Isolat
     ],
 )
 def test_only_known_tokenizers_are_cut(spec: dict, expected: bool) -> None:
-    assert can_cut({"model": {}, **spec}) is expected
+    assert (places({"model": {}, **spec}) is not None) is expected
+
+
+QWEN = LLAMA | {"pattern": {"Regex": QWEN_WORDS}}
+DIGITS = {"type": "Digits", "individual_digits": True}
+PLAIN = BYTES | {"use_regex": True}
+
+
+@pytest.mark.parametrize(
+    ("stages", "added", "expected"),
+    [
+        ([QWEN, BYTES], [], DIGITS_TOO),
+        ([DIGITS, PLAIN], [], DIGITS_TOO),
+        ([DIGITS | {"individual_digits": False}, PLAIN], [], WORDS_ONLY),
+        ([LLAMA, BYTES], [], WORDS_ONLY),
+        ([QWEN, BYTES], [{"content": "<h1>"}], WORDS_ONLY),
+        ([DIGITS, BYTES], [], None),
+    ],
+)
+def test_digits_are_cut_where_each_stands_alone(
+    stages: list[dict], added: list[dict], expected: re.Pattern | None
+) -> None:
+    steps = {"type": "Sequence", "pretokenizers": stages}
+    spec = {"model": {}, "pre_tokenizer": steps, "added_tokens": added}
+    assert places(spec) is expected
 
 
 def test_a_quick_encoder_that_errs_is_put_out_of_use(caplog: pytest.LogCaptureFixture) -> None:

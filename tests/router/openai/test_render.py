@@ -74,7 +74,7 @@ async def test_a_known_history_is_not_tokenised_again(
     await renderer.chat(history[:1], tenant="t")
     monkeypatch.setattr(card.tokenizer, "encode", lambda text: encoded.append(text) or real(text))
     await renderer.chat(history, tenant="t")
-    assert encoded == ["assistant\none answer", "user\nanother"]
+    assert encoded == ["assistant\none", " answer", "user\nanother"]
 
 
 async def test_S2_tenants_do_not_share_the_cache(
@@ -85,7 +85,7 @@ async def test_S2_tenants_do_not_share_the_cache(
     await renderer.chat(say("a secret"), tenant="a")
     monkeypatch.setattr(card.tokenizer, "encode", lambda text: encoded.append(text) or real(text))
     await renderer.chat(say("a secret"), tenant="b")
-    assert "user\na secret" in encoded
+    assert {"user\na", " secret"} <= set(encoded)
 
 
 async def test_user_text_never_becomes_a_special_token(card: ModelCard, renderer: Renderer) -> None:
