@@ -17,6 +17,8 @@ from kvstore.identity import HASH_VERSION, key_id
 MAIN = "main"
 """The revision that the cluster file's `model` names."""
 
+BRIEF_CHARS = 24
+
 if TYPE_CHECKING:
     from configs.model.card import ModelCard
     from configs.schema import ClusterConfig
@@ -77,23 +79,31 @@ class Expected:
             adapters=frozenset((adapters or {}).items()),
         )
 
-    def misfits(self, hello: ReplicaHello) -> list[str]:
-        """Names of the alarms that this hello deserves; empty when the replica fits."""
+    def misfits(self, hello: ReplicaHello) -> dict[str, str]:
+        """The alarms that this hello deserves, by name, with what it says and what is wanted; empty
+        when the replica fits."""
         layout = hello.layout
-        fits = {
-            "model_mismatch": hello.model == self.model,
-            "weights_mismatch": hello.weights == self.weights,
-            "tokenizer_mismatch": hello.tokenizer == self.tokenizer,
-            "template_mismatch": hello.template == self.template,
-            "key_mismatch": hello.key_id == self.key_id,
-            "hash_version_mismatch": hello.hash_version == self.hash_version,
-            "layout_mismatch": (layout.layers, layout.kv_heads, layout.head_dim)
-            == (self.layers, self.kv_heads, self.head_dim),
-            "block_size_mismatch": layout.block_tokens > 0
-            and (not self.block_tokens or layout.block_tokens in self.block_tokens),
-            "digest_shape_refused": _usable_shape(hello.digest),
+        geometry = layout.layers, layout.kv_heads, layout.head_dim
+        found = {
+            name: f"it says {_brief(said)}, wanted is {_brief(wanted)}"
+            for name, said, wanted in (
+                ("model_mismatch", hello.model, self.model),
+                ("weights_mismatch", hello.weights, self.weights),
+                ("tokenizer_mismatch", hello.tokenizer, self.tokenizer),
+                ("template_mismatch", hello.template, self.template),
+                ("key_mismatch", hello.key_id, self.key_id),
+                ("hash_version_mismatch", hello.hash_version, self.hash_version),
+                ("layout_mismatch", geometry, (self.layers, self.kv_heads, self.head_dim)),
+            )
+            if said != wanted
         }
-        return [name for name, fit in fits.items() if not fit]
+        tokens, sizes = layout.block_tokens, sorted(self.block_tokens)
+        if tokens <= 0 or (sizes and tokens not in sizes):
+            wanted = " or ".join(map(str, sizes)) or "a positive number"
+            found["block_size_mismatch"] = f"it says {tokens} tokens, wanted is {wanted}"
+        if not _usable_shape(hello.digest):
+            found["digest_shape_refused"] = f"{hello.digest.bits} bits, {hello.digest.k} hashes"
+        return found
 
     def strangers(self, hello: ReplicaHello) -> list[str]:
         """Those of its adapters that have another content than the ones known here by these names:
@@ -111,9 +121,9 @@ class Expectations:
     main: Expected
     revisions: Mapping[str, Expected] = field(default_factory=dict)
 
-    def judge(self, hello: ReplicaHello) -> tuple[str, list[str]]:
+    def judge(self, hello: ReplicaHello) -> tuple[str, dict[str, str]]:
         """The revision that the hello fits, and no alarms; or the one that it fits best, and the
-        names of the alarms that it deserves."""
+        alarms that it deserves."""
         misfits = {MAIN: self.main.misfits(hello)}
         misfits.update((name, of.misfits(hello)) for name, of in self.revisions.items())
         best = min(misfits, key=lambda name: len(misfits[name]))
@@ -122,6 +132,12 @@ class Expectations:
     def of(self, revision: str) -> Expected:
         """What `judge` measured by."""
         return self.main if revision == MAIN else self.revisions[revision]
+
+
+def _brief(value: object) -> str:
+    """What came from the wire, for a log and an alarm: bounded, and on one line."""
+    text = str(value)
+    return repr(text if len(text) <= BRIEF_CHARS else f"{text[:BRIEF_CHARS]}...")
 
 
 def _usable_shape(shape: DigestShape) -> bool:

@@ -367,8 +367,8 @@ class Fleet:
         for name in set(member.misfits):
             self.alarms.clear(name, member.replica)
         member.revision, member.misfits = self._expected.judge(hello)
-        for name in member.misfits:
-            self.alarms.raise_(name, member.replica, "refused: not what this router serves")
+        for name, reason in member.misfits.items():
+            self.alarms.raise_(name, member.replica, f"refused: {reason}")
         self._judge_adapters(member)
         if not member.misfits:
             prior = self._priors.setdefault(pool, PoolPrior(hello.device))

@@ -76,7 +76,7 @@ class Member:
         self.hello = hello
         self.pool = pool
         self.revision = ""
-        self.misfits: list[str] = []
+        self.misfits: dict[str, str] = {}
         self.load: ReplicaLoad | None = None
         self.load_at_s = now_s
         self.prefill: PrefillFit
@@ -121,7 +121,7 @@ class Member:
         """Why no request may go there now; None when one may. A silent bus alone is no reason: the
         link is what carries requests."""
         if self.misfits:
-            return self.misfits[0]
+            return next(iter(self.misfits))
         if not self.linked:
             return "no_link"
         if self.load is not None and self.load.draining:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from events.load import AdapterNote, DigestShape
+from kvstore.identity import HASH_VERSION
 from router.choice.route import NoReplica
 from router.fleet.evidence import STALE_DIGEST_AFTER_S
 from router.fleet.fleet import MAX_REPLICAS, Fleet
@@ -23,27 +24,35 @@ def alarms(world: World) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "alarm"),
+    ("changes", "alarm", "reason"),
     [
-        ({"model": "other"}, "model_mismatch"),
-        ({"weights": "00"}, "weights_mismatch"),
-        ({"tokenizer": "00"}, "tokenizer_mismatch"),
-        ({"template": "00"}, "template_mismatch"),
-        ({"key_id": "00"}, "key_mismatch"),
-        ({"hash_version": "v0"}, "hash_version_mismatch"),
-        ({"layout": msgspec.structs.replace(LAYOUT, block_tokens=32)}, "block_size_mismatch"),
-        ({"layout": msgspec.structs.replace(LAYOUT, layers=9)}, "layout_mismatch"),
-        ({"digest": DigestShape(bits=100, k=8)}, "digest_shape_refused"),
+        ({"model": "other\nline" * 99}, "model_mismatch", "says 'other\\nline"),
+        ({"weights": "00"}, "weights_mismatch", "says '00', wanted is 'aaa"),
+        ({"tokenizer": "00"}, "tokenizer_mismatch", "'00'"),
+        ({"template": "00"}, "template_mismatch", "'00'"),
+        ({"key_id": "00"}, "key_mismatch", "'00'"),
+        ({"hash_version": "v0"}, "hash_version_mismatch", f"'v0', wanted is '{HASH_VERSION}'"),
+        (
+            {"layout": msgspec.structs.replace(LAYOUT, block_tokens=32)},
+            "block_size_mismatch",
+            "says 32 tokens, wanted is 16",
+        ),
+        ({"layout": msgspec.structs.replace(LAYOUT, layers=9)}, "layout_mismatch", "'(9, "),
+        ({"digest": DigestShape(bits=100, k=8)}, "digest_shape_refused", "100 bits"),
     ],
 )
 def test_R8_a_replica_that_does_not_fit_is_refused_by_name(
-    changes: dict[str, object], alarm: str
+    changes: dict[str, object], alarm: str, reason: str
 ) -> None:
     world = World()
     world.fleet.on_hello("a", 1, hello(**changes))
     world.fleet.link_state("a", 1, True)
     world.fleet.on_load("a", 1, load())
-    assert alarm in alarms(world)
+    told = {of.name: of.detail for of in world.fleet.alarms}
+    assert told[alarm].startswith("refused: ")
+    assert reason in told[alarm]
+    assert "\n" not in told[alarm]
+    assert len(told[alarm]) < 200
     assert world.fleet.targets() == {}
     assert world.fleet.pools() == {}
     assert isinstance(world.brain.decide(world.query(P)), NoReplica)
