@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from events.load import DecodeFit, PrefillFit
@@ -54,6 +56,14 @@ def test_the_chunk_is_the_largest_that_the_target_allows(start: int, target_ms: 
         assert step_ms(count + 1) > target_ms
     else:
         assert step_ms(count) <= target_ms + 1e-6 < step_ms(count + 1)
+
+
+def test_the_less_the_step_times_are_known_the_more_of_the_target_is_left() -> None:
+    prompt, decode = requests(9_000, 10)
+    vague = replace(MODEL, error=1.0)
+    assert ChunkBudget(10_000, 120.0, [decode], vague).take(prompt) == ChunkBudget(
+        10_000, 60.0, [decode], MODEL
+    ).take(prompt)
 
 
 def test_without_decodes_or_a_target_only_the_token_budget_counts() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from events.errors import InvariantError
 from replica.sched.plan import PENDING, ChildId, ExecutionPlan
+from tests.fakes.grammar import FakeGrammar
 from tests.fakes.runner import NON_FINITE
 from tests.replica.sched.rig import Bench, add_mixed, sampling, tight_bench, tokens_of
 
@@ -79,11 +80,12 @@ def test_a_result_with_the_rows_of_others_is_no_result() -> None:
             bench.scheduler.commit(replace(result, rows=rows))
 
 
-def test_what_a_penalty_or_the_last_token_needs_is_not_planned_ahead() -> None:
+def test_what_a_penalty_a_grammar_or_the_last_token_needs_is_not_planned_ahead() -> None:
     bench = Bench(total_blocks=64)
     plain = bench.add(tokens_of(1, 4), sampling(9))
     bench.add(tokens_of(2, 4), sampling(9, presence_penalty=0.5))
     bench.add(tokens_of(3, 4), sampling(1))
+    bench.add(tokens_of(4, 4), sampling(9), grammar=FakeGrammar(begins_at=4, whole=5))
     _, following = ahead(bench)
     assert [row.child for row in following.rows] == [plain]
 

@@ -184,7 +184,8 @@ def test_the_victim_frees_most_for_what_it_costs_within_its_class() -> None:
     cheap = bench.add(tokens_of(1, 40), sampling(50))
     bench.add(shared, sampling(50))
     bench.step()
-    dear = bench.add((*shared, *tokens_of(2, 8)), sampling(50))
+    # It frees more blocks than the cheap one, but its whole prompt would be computed again.
+    dear = bench.add((*shared, *tokens_of(2, 48)), sampling(50))
     urgent = bench.add(tokens_of(3, 4), sampling(50), priority=1)
     for _ in range(3):
         bench.step()
@@ -194,6 +195,32 @@ def test_the_victim_frees_most_for_what_it_costs_within_its_class() -> None:
     victim = bench.scheduler.planner._victim(0)
     assert victim is not None
     assert victim.child == cheap
+    bench.run()
+    bench.assert_right()
+
+
+def test_of_what_runs_the_lowest_priority_gives_way_however_little_it_frees() -> None:
+    bench = Bench(total_blocks=200, block_tokens=4, max_step_tokens=400)
+    bench.add(tokens_of(1, 4), sampling(50), priority=2)
+    for priority, length in ((1, 200), (0, 4), (1, 200)):
+        bench.add(tokens_of(2 + length, length), sampling(50), priority=priority)
+    for _ in range(3):
+        bench.step()
+    victim = bench.scheduler.planner._victim(0)
+    assert victim is not None
+    assert victim.spec.priority == 0
+
+
+def test_whoever_gave_way_is_spared_while_others_have_not() -> None:
+    bench = Bench(total_blocks=200, block_tokens=4, max_step_tokens=400)
+    _, second, third = (bench.add(tokens_of(seed, 20), sampling(50)) for seed in (1, 2, 3))
+    for wanted in (third, second, third):
+        for _ in range(3):
+            bench.step()
+        victim = bench.scheduler.planner._victim(0)
+        assert victim is not None
+        assert victim.child == wanted
+        bench.scheduler.lifecycle.preempt(victim)
     bench.run()
     bench.assert_right()
 
