@@ -147,15 +147,16 @@ void tiled_product(const bf16* x, const Panels<bf16>& weights, Out* out, long ro
                         then(out + (row + r) * columns + first, load_floats(sums + r * PANEL),
                              load_floats(sums + r * PANEL + WIDTH), first, count);
                 };
-                const bf16* ahead = index + 1 < count_panels ? panels.next() : nullptr;
+                const long passes = (tiled + 2 * tiles::ROWS - 1) / (2 * tiles::ROWS);
+                tiles::Fetch fetch(panels.next(), depth, passes);
                 long row = block, full = std::min(whole, end);
-                for (; row + 2 * tiles::ROWS <= full; row += 2 * tiles::ROWS, ahead = nullptr) {
-                    tiles::multiply<2>(x + row * depth, depth, panels, depth, sums, PANEL, ahead);
+                for (; row + 2 * tiles::ROWS <= full; row += 2 * tiles::ROWS) {
+                    tiles::multiply<2>(x + row * depth, depth, panels, depth, sums, PANEL, fetch);
                     write(row, 2 * tiles::ROWS);
                 }
-                for (; row < end; row += tiles::ROWS, ahead = nullptr) {
+                for (; row < end; row += tiles::ROWS) {
                     const bf16* from = row < whole ? x + row * depth : last;
-                    tiles::multiply<1>(from, depth, panels, depth, sums, PANEL, ahead);
+                    tiles::multiply<1>(from, depth, panels, depth, sums, PANEL, fetch);
                     write(row, std::min(tiles::ROWS, end - row));
                 }
             }

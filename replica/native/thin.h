@@ -52,8 +52,9 @@ template <typename Out, typename Then>
 void multiply_tiled(const bf16* x, Panels<bf16>& panels, long depth, Out* out, long stride,
                     long rows, long count, const Then& then) {
     alignas(64) float sums[tiles::ROWS * PANEL];
+    tiles::Fetch nothing;
     auto some = [&](long row, long many) {
-        tiles::multiply<1>(x + row * depth, depth, panels, depth, sums, PANEL, nullptr);
+        tiles::multiply<1>(x + row * depth, depth, panels, depth, sums, PANEL, nothing);
         for (long r = 0; r < many; ++r)
             then(out + (row + r) * stride, load_floats(sums + r * PANEL),
                  load_floats(sums + r * PANEL + WIDTH), 0, count);

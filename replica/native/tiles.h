@@ -18,7 +18,6 @@ namespace tiles {
 
 constexpr long ROWS = 16;       // of one tile
 constexpr long DEPTH = 32;      // bfloat16 numbers in one row of a tile
-constexpr long STEP = PANEL * DEPTH;  // numbers of one panel that a step takes in
 
 // The kernel lets a process use the tiles once it has asked.
 inline bool allowed() {
@@ -48,12 +47,40 @@ struct Configured {
     ~Configured() { _tile_release(); }
 };
 
-// sums[TILES * 16][32] = x[TILES * 16][depth] * the panel that is open; fetches from `ahead` into
-// the cache what it reads of the panel, where there is such
+// Fetches a panel into the cache while others are multiplied, evenly over `passes` of them. It goes
+// through its parts side by side: the memory gives more from several places at once.
+class Fetch {
+   public:
+    Fetch() = default;  // nothing
+
+    // `panel` may be null.
+    Fetch(const bf16* panel, long depth, long passes)
+        : at_(panel), part_(PANEL * depth / PARTS), left_(panel ? part_ / LINE : 0) {
+        long steps = passes * (depth / DEPTH);
+        each_ = (left_ + steps - 1) / steps;
+    }
+
+    // What falls to one step in depth of one pass.
+    void step() {
+        long count = std::min(each_, left_);
+        left_ -= count;
+        for (; count; --count, at_ += LINE)
+            for (long part = 0; part < PARTS; ++part)
+                __builtin_prefetch(at_ + part * part_, 0, SECOND_LEVEL);
+    }
+
+   private:
+    static constexpr long LINE = 64 / sizeof(bf16), PARTS = 4;
+
+    const bf16* at_ = nullptr;
+    long part_ = 0, left_ = 0, each_ = 0;
+};
+
+// sums[TILES * 16][32] = x[TILES * 16][depth] * the panel that is open, while others are fetched
 template <int TILES>
 inline void multiply(const bf16* x, long x_step, blocks::Panels<bf16>& panels, long depth,
-                     float* sums, long sums_step, const bf16* ahead) {
-    constexpr long LINE = 64 / sizeof(bf16), PAIRS = PANEL * sizeof(uint32_t);
+                     float* sums, long sums_step, Fetch& fetch) {
+    constexpr long PAIRS = PANEL * sizeof(uint32_t);
     long bytes = x_step * sizeof(bf16);
     _tile_zero(0);
     _tile_zero(1);
@@ -63,8 +90,7 @@ inline void multiply(const bf16* x, long x_step, blocks::Panels<bf16>& panels, l
     }
     for (long k = 0; k < depth; k += DEPTH) {
         const bf16* panel = panels.at(k);
-        if (ahead)
-            for (long i = 0; i < STEP; i += LINE) __builtin_prefetch(ahead + k * PANEL + i, 0, SECOND_LEVEL);
+        fetch.step();
         _tile_loadd(6, panel, PAIRS);
         _tile_loadd(7, panel + PANEL, PAIRS);
         _tile_loadd(4, x + k, bytes);
@@ -91,7 +117,8 @@ inline void multiply(const bf16* x, long x_step, const bf16* panel, long depth, 
                      long sums_step) {
     blocks::Panels<bf16> panels(panel, depth, blocks::DENSE);
     panels.open(0, true);
-    multiply<TILES>(x, x_step, panels, depth, sums, sums_step, nullptr);
+    Fetch nothing;
+    multiply<TILES>(x, x_step, panels, depth, sums, sums_step, nothing);
 }
 
 // sums[16][32] += x[16][depth] * packed, of which [depth / 2][columns][2] are 32 columns
