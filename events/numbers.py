@@ -1,4 +1,4 @@
-"""Numbers that come over the bus and are reckoned with: whoever sends others is not understood.
+"""Numbers that come from others and are reckoned with: whoever sends others is not understood.
 
 One that is negative, endless or no number would spread from one member's report into every choice.
 """
@@ -15,3 +15,6 @@ MOST = 2**53
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 """Neither bound admits NaN."""
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+"""What fits where ids are kept: u32."""

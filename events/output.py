@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from events.errors import CoreError
+from events.numbers import TokenId
 from events.session import Ack
 
 FINISH_STOP = "stop"
@@ -18,9 +19,9 @@ CLEAN_FINISHES = (FINISH_STOP, FINISH_LENGTH)
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Raw (before temperature) natural logprob of one emitted token and its best alternatives."""
 
-    token_id: int
+    token_id: TokenId
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    top: tuple[tuple[TokenId, float], ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -65,7 +66,7 @@ class CoreDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempt: int
     child: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[TokenId, ...]
     logprobs: tuple[TokenLogprob, ...]
     usage: Usage
     finish: CoreFinish | None = None

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from events.output import CacheCleared, LinkWelcome
+from events.output import CacheCleared, CoreDelta, LinkWelcome, StepFrame, Usage
 from events.request import LINK_VERSION, Abort
 from events.wire import encode
 from router.dispatch.address import AllowList
@@ -28,6 +28,8 @@ from tests.waiting import until
         bytes(range(256)),
         encode(LinkWelcome(version=LINK_VERSION, replica="r0", boot=1)),
         encode(Abort(request_id="x", attempt=1)),
+        encode(StepFrame(deltas=(CoreDelta("x", 1, 0, "", (2**32,), (), Usage(1, 0, 1)),))),
+        encode(StepFrame(deltas=(CoreDelta("x", 1, 0, "", (-1,), (), Usage(1, 0, 1)),))),
         "text",
     ],
 )
