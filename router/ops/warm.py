@@ -75,6 +75,7 @@ class Warmer:
         return await self._run(job)
 
     async def _run(self, job: Job) -> Probe:
-        with self._of.gate.admitted([job]):
+        gate = self._of.gate
+        with gate.admitted([job], gate.expected_tokens([job])):
             usage = await compute(job, self._of.dispatcher, self._of.budget)
         return Probe(job.pin or "", usage.prompt_tokens, usage.cached_tokens)

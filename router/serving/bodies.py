@@ -13,27 +13,32 @@ from router.waiting.held import Held
 RETRY_S = 1.0
 
 
+def _size_of(request: Request) -> int:
+    """At most, in bytes."""
+    announced, most = request.content_length, request.client_max_size
+    return most if announced is None else min(announced, most)
+
+
 class Bodies:
     """`held`: bytes that were announced, or may come where nothing was."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.held = Held(limit_bytes)
 
+    def at_once(self, request: Request) -> bytes | None:
+        """The body where all of it is there; None where it has to be `read`. Raises UserError: 429
+        when too much is on its way."""
+        if self.held.depth:
+            self._check(_size_of(request))
+        return read_at_once(request)
+
     async def read(self, request: Request) -> bytes:
-        """The whole body. Raises UserError as read_body does, and 429 when too much is on its
-        way."""
-        announced = request.content_length
-        most = request.client_max_size
-        size = most if announced is None else min(announced, most)
-        self._check(size)
-        body = read_at_once(request)
-        if body is not None:
-            return body
-        with self._counted(size):
+        """The whole body. Raises UserError as read_body does, and as `at_once`."""
+        with self._counted(_size_of(request)):
             return await read_body(request)
 
     def _check(self, size: int) -> None:
-        if len(self.held) and not self.held.fits(size):
+        if self.held.depth and not self.held.fits(size):
             raise self._full()
 
     @contextmanager

@@ -17,8 +17,8 @@ from aiohttp import web
 
 from router.serving.connection import LINGER_S
 from router.serving.http import Answer, log_unexpected
-from router.serving.lane import JsonAnswer
-from router.serving.plain import PlainRequest, head_of, read_head
+from router.serving.lane import written
+from router.serving.plain import PlainRequest, WholeAnswer, head_of, read_head
 
 MAX_UNREAD_BYTES = 128 * 1024
 """Of a body that nobody has asked for yet."""
@@ -194,7 +194,9 @@ class Express(asyncio.Protocol):
             # From here on the client's reading is waited for: the idle bound ends that.
             self._keeper.idle(self)
             if not response.prepared:
-                await self._say(request, response)
+                self.transport.write(self._written(request, response))
+                if self.full:
+                    await self.drained()
         except ConnectionError:
             self.transport.abort()
         except asyncio.CancelledError:
@@ -207,18 +209,15 @@ class Express(asyncio.Protocol):
             self._task = self._request = None
         self._ended(request)
 
-    async def _say(self, request: PlainRequest, response: Answer) -> None:
-        """Write a whole answer."""
-        if isinstance(response, JsonAnswer):
-            data = response.whole(request)
-        elif isinstance(response, web.Response) and isinstance(response.body, bytes):
+    def _written(self, request: PlainRequest, response: Answer) -> bytes:
+        """All of an answer."""
+        if isinstance(response, WholeAnswer):
+            return written(request, response)
+        if isinstance(response, web.Response) and isinstance(response.body, bytes):
             response.headers["Content-Length"] = str(len(response.body))
-            head = head_of(response.status, response.headers, request.keep_alive)
-            data = head + response.body
-        else:  # a stream that never began: its reader was gone
-            raise ConnectionResetError("the client is gone")
-        self.transport.write(data)
-        await self.drained()
+            return head_of(response.status, response.headers, request.keep_alive) + response.body
+        # A stream that never began: its reader was gone.
+        raise ConnectionResetError("the client is gone")
 
     def _ended(self, request: PlainRequest) -> None:
         """The answer is written: what next?"""

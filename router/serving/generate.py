@@ -1,7 +1,8 @@
 """The two generating routes: from the body's bytes to the last byte of the answer.
 
-Everything that a request holds (tokens at the gate, reservations, attempts) is held by context
-managers, so a client that leaves at any stage, which cancels the handler, releases all of it.
+Everything that a request holds (tokens at the gate, reservations, attempts) is held by its visit, a
+context manager, so a client that leaves at any stage, which cancels the handler, releases all of
+it.
 """
 
 from __future__ import annotations
@@ -24,38 +25,43 @@ from router.fleet.pool import Pool
 from router.openai.badwords import Encode
 from router.openai.chat import ChatCollector, ChatStream
 from router.openai.completions import CompletionCollector, CompletionStream
+from router.openai.logprobs import TokenTexts
 from router.openai.parse import parse_chat, parse_completion
 from router.openai.progress import Progress
 from router.openai.sampling import to_sampling
 from router.openai.schema import ChatRequest, CompletionRequest, Limits
-from router.openai.stream import EventStream, new_head
+from router.openai.stream import EventStream, ReplyHead, new_head
 from router.rendering.render import RenderedPrompt, Renderer
 from router.revisions.mirror import Make
 from router.revisions.revisions import Revision
 from router.services import Services, limits_in
 from router.serving.answers import Answers
 from router.serving.http import Answer, Request, request_id
-from router.serving.lane import JsonAnswer
+from router.serving.lane import json_answer
 from router.serving.patience import Comments
 from router.serving.pump import Pump
 from router.serving.sse import EventWriter, Outbox, ReaderGoneError
+from router.tenancy.admit import Visit
 from router.tenancy.degrade import Asked
 from router.tenancy.tenants import Tenant
 from router.waiting.queue import Patience
-from router.waiting.releases import Releases
 
 FOREVER_S = 86_400.0
 DRAIN_RETRY_S = 5.0
 
-Reply = EventStream | ChatCollector | CompletionCollector
 Respond = Callable[[], Awaitable[Answer]]
 
 
 class Route(NamedTuple):
-    """What the two routes do differently before a request is placed. Both raise UserError."""
+    """What the two routes do differently. `parse` and `render` raise UserError. `prefix`: of ids of
+    answers; `remembers`: these may come back in the next request."""
 
     parse: Callable[[bytes, Limits], Any]
     render: Callable[[Renderer, Any, str], Awaitable[list[RenderedPrompt]]]
+    stream: Callable[[ReplyHead, Any, TokenTexts], EventStream]
+    collector: Callable[[ReplyHead, Any, TokenTexts], ChatCollector | CompletionCollector]
+    prefix: str
+    remembers: bool
 
 
 async def _render_chat(renderer: Renderer, asked: ChatRequest, tenant: str) -> list[RenderedPrompt]:
@@ -68,26 +74,14 @@ async def _render_prompts(
     return [await renderer.prompt(prompt, tenant=tenant) for prompt in asked.prompts]
 
 
-CHAT = Route(parse_chat, _render_chat)
-COMPLETION = Route(parse_completion, _render_prompts)
+CHAT = Route(parse_chat, _render_chat, ChatStream, ChatCollector, "chatcmpl", True)
+COMPLETION = Route(
+    parse_completion, _render_prompts, CompletionStream, CompletionCollector, "cmpl", False
+)
 
 
 def _mint_seed() -> int:
     return int.from_bytes(os.urandom(8), "little") >> 2
-
-
-def _call(
-    request: Request, tenant: Tenant, asked: ChatRequest | CompletionRequest, body: bytes
-) -> RelayCall:
-    """The request as a backend of another kind would get it."""
-    return RelayCall(
-        path=request.path,
-        body=body,
-        request_id=request_id(request),
-        tag=tenant.tag,
-        stream=asked.stream,
-        wants_usage=asked.include_usage,
-    )
 
 
 class Prepared(Struct, frozen=True):
@@ -95,9 +89,21 @@ class Prepared(Struct, frozen=True):
 
     revision: Revision
     tenant: Tenant
+    body: bytes
     asked: Any
     jobs: Sequence[Job]
     make: Make | None = None
+
+    def call(self, request: Request) -> RelayCall:
+        """As a backend of another kind would get it."""
+        return RelayCall(
+            path=request.path,
+            body=self.body,
+            request_id=request_id(request),
+            tag=self.tenant.tag,
+            stream=self.asked.stream,
+            wants_usage=self.asked.include_usage,
+        )
 
 
 class Generator:
@@ -110,31 +116,32 @@ class Generator:
 
     async def chat(self, request: Request) -> Answer:
         """POST /v1/chat/completions."""
-        with Releases() as held, self._of.admitter.noting(request):
-            tenant, body = await self._enter(request, held)
-            prepared = await self._prepare(request, tenant, body, CHAT)
-            asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
-            kind = ChatStream if asked.stream else ChatCollector
-            head = new_head("chatcmpl", asked.model, revision.fingerprint)
-            reply = kind(head, asked, revision.texts)
-            call = _call(request, tenant, asked, body)
-            response = await self._serve(request, held, prepared, reply, call)
-            self._remember(tenant, revision, reply.progress)
-            return response
+        return await self._generate(request, CHAT)
 
     async def completions(self, request: Request) -> Answer:
         """POST /v1/completions; several prompts are several runs."""
-        with Releases() as held, self._of.admitter.noting(request):
-            tenant, body = await self._enter(request, held)
-            prepared = await self._prepare(request, tenant, body, COMPLETION)
-            asked, tenant, revision = prepared.asked, prepared.tenant, prepared.revision
-            kind = CompletionStream if asked.stream else CompletionCollector
-            head = new_head("cmpl", asked.model, revision.fingerprint)
-            reply = kind(head, asked, revision.texts)
-            call = _call(request, tenant, asked, body)
-            return await self._serve(request, held, prepared, reply, call)
+        return await self._generate(request, COMPLETION)
 
-    async def _enter(self, request: Request, held: Releases) -> tuple[Tenant, bytes]:
+    async def _generate(self, request: Request, route: Route) -> Answer:
+        tenant = self._let_in(request)
+        with self._of.admitter.enter(request, tenant) as visit:
+            body = self._of.bodies.at_once(request)
+            if body is None:
+                body = await self._of.bodies.read(request)
+            prepared = await self._prepare(request, tenant, body, route)
+            asked, revision = prepared.asked, prepared.revision
+            head = new_head(route.prefix, asked.model, revision.fingerprint)
+            kind, respond = (
+                (route.stream, self._stream) if asked.stream else (route.collector, self._collect)
+            )
+            reply = kind(head, asked, revision.texts)
+            response = await respond(request, visit, prepared, reply)
+            if route.remembers:
+                self._remember(prepared.tenant, revision, reply.progress)
+            return response
+
+    def _let_in(self, request: Request) -> Tenant:
+        """Whose it is. Raises UserError (401, 503)."""
         if self._of.lifecycle.draining:
             raise UserError(
                 CoreError(
@@ -145,9 +152,7 @@ class Generator:
                     retry_after_s=DRAIN_RETRY_S,
                 )
             )
-        tenant = self._of.gate.authenticate(request.headers)
-        self._of.admitter.enter(held, request, tenant)
-        return tenant, await self._of.bodies.read(request)
+        return self._of.gate.authenticate(request.headers)
 
     def _degrade(
         self,
@@ -168,9 +173,9 @@ class Generator:
     ) -> Prepared:
         """By the revision whose turn it is. What that one can't take goes to the main one."""
         revisions = self._of.revisions
-        make = partial(self._make, request, tenant, body, route)
         if not revisions.others:
-            return await make(revisions.main)
+            return await self._make(request, tenant, body, route, revisions.main)
+        make = partial(self._make, request, tenant, body, route)
         asked = route.parse(body, revisions.main.widest)
         live = revisions.of(tenant.name, asked)
         if live is not revisions.main:
@@ -201,7 +206,7 @@ class Generator:
             asked, tenant = self._degrade(request, tenant, asked, prompts, limits)
         encode = revision.card.tokenizer.encode
         jobs = self._jobs(request_id(request), tenant, asked, prompts, limits, pool, encode)
-        return Prepared(revision, tenant, asked, jobs)
+        return Prepared(revision, tenant, body, asked, jobs)
 
     def _jobs(
         self,
@@ -223,27 +228,19 @@ class Generator:
             )
         return jobs
 
-    async def _serve(
-        self,
-        request: Request,
-        held: Releases,
-        prepared: Prepared,
-        reply: Reply,
-        call: RelayCall,
+    async def _stream(
+        self, request: Request, visit: Visit, prepared: Prepared, reply: EventStream
     ) -> Answer:
         """Wait for its turn, then answer. Raises UserError while nothing was sent."""
-        if not isinstance(reply, EventStream):
-            answers = await self._place(held, prepared)
-            return await self._reply(request, answers, call, partial(self._collect, answers, reply))
         settings, metrics = self._settings, self._of.metrics
         writer = EventWriter(request, self._outbox, settings.slow_reader_s)
         # A backend's answer has a head of its own: where one may come, ours can't go before it.
         alone = not prepared.revision.dispatcher.backends
         comments = Comments(writer, settings.keepalive_s) if alone else None
         try:
-            answers = await self._place(held, prepared, comments)
+            answers = await self._place(visit, prepared, comments)
             pump = Pump(writer, answers, reply, metrics, settings.keepalive_s)
-            return await self._reply(request, answers, call, pump.respond)
+            return await self._reply(request, prepared, answers, pump.respond)
         except UserError as error:
             if not writer.response.prepared:
                 raise
@@ -254,12 +251,12 @@ class Generator:
         return writer.response
 
     async def _place(
-        self, held: Releases, prepared: Prepared, patience: Patience | None = None
+        self, visit: Visit, prepared: Prepared, patience: Patience | None = None
     ) -> Answers:
         """Admit all prompts of the request or none; nothing is sent before the first `next`."""
         of, retries = self._of, self._settings.retries
         jobs, revision, whole = prepared.jobs, prepared.revision, not prepared.asked.stream
-        admission = await of.admitter.admit(held, prepared.tenant, jobs, patience)
+        admission = await of.admitter.admit(visit, prepared.tenant, jobs, patience)
         grow, dispatcher = admission.grow, revision.dispatcher
         if prepared.make is not None:
             of.mirror.offer(revision, prepared.make)
@@ -269,10 +266,11 @@ class Generator:
         may_relay = len(jobs) == 1
         timely = [job.after(admission.waited_s) for job in jobs]
         runs = [Run(job, dispatcher, of.budget, retries, whole, grow, may_relay) for job in timely]
-        return held.enter(Answers(runs, revision.name))
+        answers = visit.answers = Answers(runs, revision.name)
+        return answers
 
     async def _reply(
-        self, request: Request, answers: Answers, call: RelayCall, ours: Respond
+        self, request: Request, prepared: Prepared, answers: Answers, ours: Respond
     ) -> Answer:
         """From deltas of our own replicas (`ours`) or from the bytes of a backend: whoever is
         chosen, until one has begun to answer."""
@@ -281,24 +279,36 @@ class Generator:
                 return await ours()
             except ForeignChosenError:
                 relay, run = self._of.backends.relay, answers.runs[0]
-                response = await relay.answer(request, call, run, answers.headers())
+                call, headers = prepared.call(request), answers.headers()
+                response = await relay.answer(request, call, run, headers)
                 if response is not None:
                     return response
 
     async def _collect(
-        self, answers: Answers, reply: ChatCollector | CompletionCollector
+        self,
+        request: Request,
+        visit: Visit,
+        prepared: Prepared,
+        reply: ChatCollector | CompletionCollector,
     ) -> Answer:
-        while not answers.done:
-            for number, delta in await answers.next(FOREVER_S):
-                reply.feed(delta, number)
-        return JsonAnswer(reply.body(), answers.headers())
+        """Wait for its turn, then for the whole answer. Raises UserError."""
+        answers = await self._place(visit, prepared)
+
+        async def whole() -> Answer:
+            while not answers.done:
+                for number, delta in await answers.next(FOREVER_S):
+                    reply.feed(delta, number)
+            return json_answer(request, reply.body(), answers.headers())
+
+        return await self._reply(request, prepared, answers, whole)
 
     def _remember(self, tenant: Tenant, revision: Revision, progress: Progress) -> None:
         """Keep the generated turns, so that the next request hits the cache with their ids."""
         if progress.error is not None or not progress.done:
             return
+        ends = revision.card.eos_ids
         for choice in progress.choices:
-            ids = list(choice.token_ids)
-            while ids and ids[-1] in revision.card.eos_ids:
-                ids.pop()
+            ids = choice.token_ids
+            while ids and ids[-1] in ends:
+                ids = ids[:-1]
             revision.renderer.remember(tenant.name, choice.text, ids)

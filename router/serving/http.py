@@ -14,7 +14,7 @@ from aiohttp import web
 
 from events.errors import CoreError, UserError
 from router.openai.errors import SERVER_ERROR, to_response
-from router.serving.plain import PlainRequest, StreamAnswer
+from router.serving.plain import PlainRequest, StreamAnswer, WholeAnswer
 from router.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ REQUEST_ID = web.RequestKey("request_id", str)
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 Request = web.BaseRequest | PlainRequest
-Answer = web.StreamResponse | StreamAnswer
+Answer = web.StreamResponse | StreamAnswer | WholeAnswer
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 GeneratingHandler = Callable[[Request], Awaitable[Answer]]
 
@@ -112,7 +112,11 @@ def error_middleware(metrics: Metrics) -> Callable[[web.Request, Handler], Await
         mint_id(request)
         status = 499
         try:
-            response = await answer(request, handler)
+            response = await handler(request)
+            status = response.status
+            return response
+        except Exception as error:
+            response = failure(error)
             status = response.status
             return response
         finally:
@@ -126,20 +130,17 @@ def mint_id(request: Request) -> None:
     request[REQUEST_ID] = f"req-{os.urandom(12).hex()}"
 
 
-async def answer(request: Request, handler: GeneratingHandler) -> Answer:
-    """What the handler answers, or what is said of its failure."""
-    try:
-        return await handler(request)
-    except UserError as error:
+def failure(error: Exception) -> web.Response:
+    """What is said of a handler's failure."""
+    if isinstance(error, UserError):
         return error_response(error.error)
-    except web.HTTPException as error:
+    if isinstance(error, web.HTTPException):
         response = error_response(_http_error(error))
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
-    except Exception as error:
-        log_unexpected(error)
-        return error_response(SERVER_ERROR)
+    log_unexpected(error)
+    return error_response(SERVER_ERROR)
 
 
 def id_headers(request: Request) -> dict[str, str]:

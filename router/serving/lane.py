@@ -14,8 +14,8 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import HttpVersion11
 
-from router.serving.http import Answer, GeneratingHandler, Request, answer, id_headers, mint_id
-from router.serving.plain import SERVER_LINE, PlainRequest
+from router.serving.http import Answer, GeneratingHandler, Request, failure, id_headers, mint_id
+from router.serving.plain import SERVER_LINE, PlainRequest, WholeAnswer
 from router.telemetry.metrics import Metrics
 from router.tenancy.admit import limit_headers
 
@@ -39,22 +39,32 @@ class Lane:
         mint_id(request)
         status = 499
         try:
-            response = await answer(request, self._handler)
-            if not (response.prepared or isinstance(response, JsonAnswer)):
+            response = await self._handler(request)
+            if not (response.prepared or isinstance(response, WholeAnswer)):
                 mark(request, response.headers)
             status = response.status
             return response
+        except Exception as error:
+            refused = failure(error)
+            mark(request, refused.headers)
+            status = refused.status
+            return refused
         finally:
             self._metrics.answered(self._route, status)
 
 
-class JsonAnswer(web.StreamResponse):
-    """A whole answer, 200, head and body written as one; it marks itself."""
+def json_answer(request: Request, body: bytes, headers: Mapping[str, str]) -> Answer:
+    """A whole answer, 200, as the request's connection takes it."""
+    whole = WholeAnswer(body, headers)
+    return whole if isinstance(request, PlainRequest) else _LibraryAnswer(whole)
 
-    def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:
+
+class _LibraryAnswer(web.StreamResponse):
+    """One that writes itself."""
+
+    def __init__(self, whole: WholeAnswer) -> None:
         super().__init__()
-        self._whole = body
-        self._said = headers
+        self._whole = whole
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write all of it. Raises ConnectionError."""
@@ -63,7 +73,7 @@ class JsonAnswer(web.StreamResponse):
         writer = request.writer
         if self._keep_alive is None:
             self._keep_alive = request.keep_alive
-        data = self.whole(request)
+        data = written(request, self._whole)
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ClientConnectionResetError("the client is gone")
@@ -77,16 +87,17 @@ class JsonAnswer(web.StreamResponse):
     async def write_eof(self, data: bytes = b"") -> None:
         """Nothing is left to be written."""
 
-    def whole(self, request: Request) -> bytes:
-        """Head and body."""
-        version = request.version
-        said = {**self._said, **id_headers(request), **limit_headers(request)}
-        if (version >= HttpVersion11) != request.keep_alive:
-            said["Connection"] = "keep-alive" if request.keep_alive else "close"
-        lines = [f"{name}: {value}" for name, value in said.items()]
-        head = (
-            f"HTTP/{version[0]}.{version[1]} 200 OK\r\n" + "\r\n".join(lines) + "\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(self._whole)}\r\n"
-            f"Date: {rfc822_formatted_time()}\r\n{SERVER_LINE}"
-        )
-        return head.encode() + self._whole
+
+def written(request: Request, whole: WholeAnswer) -> bytes:
+    """Head and body, marked."""
+    version = request.version
+    said = {**whole.headers, **id_headers(request), **limit_headers(request)}
+    if (version >= HttpVersion11) != request.keep_alive:
+        said["Connection"] = "keep-alive" if request.keep_alive else "close"
+    lines = "".join([f"{name}: {value}\r\n" for name, value in said.items()])
+    head = (
+        f"HTTP/{version[0]}.{version[1]} 200 OK\r\n{lines}"
+        f"Content-Type: application/json\r\nContent-Length: {len(whole.body)}\r\n"
+        f"Date: {rfc822_formatted_time()}\r\n{SERVER_LINE}"
+    )
+    return head.encode() + whole.body

@@ -143,6 +143,18 @@ def head_of(status: int, headers: Mapping[str, str], keep_alive: bool) -> bytes:
     ).encode()
 
 
+class WholeAnswer:
+    """A whole answer, 200, of JSON: whoever writes it marks it, head and body in one write."""
+
+    __slots__ = ("body", "headers")
+    status = 200
+    prepared = False
+
+    def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:
+        self.body = body
+        self.headers = headers
+
+
 class StreamAnswer:
     """An answer whose body comes in parts: in chunks, unless its headers tell a length. Has what
     EventWriter asks of the library's own."""

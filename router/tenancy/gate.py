@@ -7,7 +7,7 @@ import hmac
 import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from configs.schema import RouterConfig
 from events.errors import CoreError, UserError
@@ -78,21 +78,6 @@ class Admission:
             self._gate.tokens += more
 
 
-class _Inside:
-    """One request that is inside, while its context manager lasts."""
-
-    __slots__ = ("_leave",)
-
-    def __init__(self, leave: Callable[[_Inside], None]) -> None:
-        self._leave = leave
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        self._leave(self)
-
-
 class Gate:
     """Keys and bounds. What comes in is counted until it has left."""
 
@@ -153,9 +138,8 @@ class Gate:
         if not self._config.allow_anonymous:
             self.check_admin(headers)
 
-    def request(self) -> _Inside:
-        """Count one request, until the context manager is left. Raises UserError (503) over the
-        bound."""
+    def enter(self, visitor: Hashable) -> None:
+        """Count one request until it leaves. Raises UserError (503) over the bound."""
         if not self.held.fits(1):
             self.held.refused["full"] += 1
             raise UserError(
@@ -168,14 +152,14 @@ class Gate:
                 ),
                 "requests",
             )
-        inside = _Inside(self._leave)
-        self.held.add(inside, 1)
-        self._idle.clear()
-        return inside
+        if not self.held.depth:
+            self._idle.clear()
+        self.held.add(visitor, 1)
 
-    def _leave(self, inside: _Inside) -> None:
-        self.held.remove(inside)
-        if not len(self.held):
+    def leave(self, visitor: Hashable) -> None:
+        """A request that was counted has ended."""
+        self.held.remove(visitor)
+        if not self.held.depth:
             self._idle.set()
 
     def expected_tokens(self, jobs: Sequence[Job]) -> int:
@@ -183,10 +167,9 @@ class Gate:
         expected = self._config.expected_answer_tokens
         return sum([job.expected_tokens(expected) for job in jobs])
 
-    def admitted(self, jobs: Sequence[Job]) -> Admission:
-        """Count what the jobs of a request are expected to come to, until the context manager is
-        left. Raises UserError (413, 429)."""
-        tokens = self.expected_tokens(jobs)
+    def admitted(self, jobs: Sequence[Job], tokens: int) -> Admission:
+        """Count the `tokens` that the jobs of a request are expected to come to, until it has
+        `left`: leaving the context manager does that, too. Raises UserError (413, 429)."""
         limit = self._config.max_inflight_tokens
         if tokens > limit:
             message = f"the request counts for {tokens} tokens; {limit} are allowed at once"

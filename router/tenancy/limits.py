@@ -132,8 +132,8 @@ class Account:
         """Requests that are inside, where their number is limited."""
         return self.inside if self._max_concurrent else 0
 
-    def request(self) -> Account:
-        """Count a request, until the context manager is left. Raises UserError (429)."""
+    def enter(self) -> None:
+        """Count a request until it leaves. Raises UserError (429)."""
         limit = self._max_concurrent
         if limit and self.inside + self._others.elsewhere(self._name).requests >= limit:
             raise self._refusal("concurrency", "requests", f"{limit} at once", 1.0)
@@ -144,19 +144,15 @@ class Account:
                 raise self._refusal("requests", "requests", rate, wait_s)
             self._requests.take(1)
             self._others.spent(self._name, 1, 0)
-        self._enter(1)
-        return self
-
-    def _enter(self, change: int) -> None:
-        self.inside += change
-        if self._max_concurrent:
+        self.inside += 1
+        if limit:
             self._others.touched(self._name)
 
-    def __enter__(self) -> None:
-        """See `request`."""
-
-    def __exit__(self, *_: object) -> None:
-        self._enter(-1)
+    def leave(self) -> None:
+        """A request that was counted has ended."""
+        self.inside -= 1
+        if self._max_concurrent:
+            self._others.touched(self._name)
 
     def book_tokens(self, tokens: int) -> None:
         """Take what a request is expected to come to. Raises UserError (429), or 413 for what the

@@ -171,12 +171,17 @@ class RequestQueue:
         """Pools that somebody waits for."""
         return frozenset(self._pools)
 
+    def passes(self, jobs: Sequence[Job]) -> bool:
+        """Whether it is the request's turn at once: while nobody waits and there is room."""
+        first = jobs[0]
+        return bool(first.pin) or (not self._pools and self._credit.room(first.pool))
+
     async def wait(
         self, tenant: Tenant, jobs: Sequence[Job], tokens: int, patience: Patience | None = None
     ) -> float:
         """Until it is the request's turn; the seconds waited. Raises UserError (429) where the
         queue is full or the first token would come too late."""
-        if jobs[0].pin or (not self._pools and self._credit.room(jobs[0].pool)):
+        if self.passes(jobs):
             return 0.0
         began_s = self._clock()
         entry = _Waiting(tenant, jobs, tokens, self._brain)

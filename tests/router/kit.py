@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
@@ -26,6 +28,8 @@ from router.choice.route import Outcome, RouteQuery
 from router.fleet.expected import Expected, pool_name
 from router.fleet.fleet import Fleet
 from router.locality.optimistic import OptimisticEntries
+from router.tenancy.gate import Gate
+from router.tenancy.limits import Account
 
 KEY = bytes(range(32))
 BLOCK_TOKENS = 16
@@ -198,3 +202,17 @@ class World:
                 completion_tokens=10,
             ),
         )
+
+
+@contextmanager
+def inside(counted: Account | Gate) -> Iterator[None]:
+    """One request's stay."""
+    visitor = object()
+    if isinstance(counted, Account):
+        counted.enter()
+    else:
+        counted.enter(visitor)
+    try:
+        yield
+    finally:
+        counted.leave() if isinstance(counted, Account) else counted.leave(visitor)

@@ -88,13 +88,13 @@ class ManyRouters(RuleBasedStateMachine):
     def tenant_comes(self, name: str) -> None:
         router = self.live[name]
         with suppress(UserError):
-            router.acme.request()
+            router.acme.enter()
 
     @precondition(lambda self: any(router.acme.inside for router in self.live.values()))
     @rule(name=routers)
     def tenant_leaves(self, name: str) -> None:
         if self.live[name].acme.inside:
-            self.live[name].acme.__exit__()
+            self.live[name].acme.leave()
 
     @rule(name=routers, replica=replicas, blocks=st.integers(1, 6))
     def pledge(self, name: str, replica: str, blocks: int) -> None:
@@ -217,7 +217,7 @@ class ManyRouters(RuleBasedStateMachine):
             for _, entered in self.pledges.get(router, ()):
                 entered.__exit__(None, None, None)
             while router.acme.inside:
-                router.acme.__exit__()
+                router.acme.leave()
             for decision in router.open.values():
                 router.world.end(decision, "client_gone")
         self.heal()

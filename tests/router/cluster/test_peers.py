@@ -19,7 +19,7 @@ from router.cluster.sync import STATE_S
 from router.tenancy.tenants import TenantChange
 from router.waiting.fair import QUANTUM_TOKENS, Entry, FairQueue
 from tests.router.cluster.rig import Router, sent
-from tests.router.kit import Clock, World, hello, load, prompt
+from tests.router.kit import Clock, World, hello, inside, load, prompt
 from tests.router.waiting.fleet import job_of
 
 
@@ -97,7 +97,7 @@ def test_what_a_tenant_uses_at_one_router_goes_off_its_limit_at_all() -> None:
         return int(router.acme.headers()["x-ratelimit-remaining-requests"])
 
     for _ in range(20):
-        with one.acme.request():
+        with inside(one.acme):
             pass
     asyncio.run(one.sync.tick())
     said = [data for data in one.wire.out for _ in range(2)]
@@ -141,19 +141,19 @@ def test_a_tenant_has_no_more_at_once_over_all_routers_than_at_one() -> None:
         router.hear(peer.name, seal(peer.name, 1, 0, 0, PeerAsk()))
         router.tenants.take(changed)
         router.limits.account(router.tenants.named("acme"))
-    one.acme.request()
-    one.acme.request()
+    one.acme.enter()
+    one.acme.enter()
     asyncio.run(one.sync.tick())
     assert all(b"acme" not in data for data in one.wire.out)
     for data in one.wire.out:
         other.hear("a", data)
-    other.acme.request()
+    other.acme.enter()
     with pytest.raises(UserError) as caught:
-        other.acme.request()
+        other.acme.enter()
     assert caught.value.error.status == 429
     clock.pass_s(GONE_S + 1)
     asyncio.run(other.sync.tick())
-    other.acme.request()
+    other.acme.enter()
 
 
 def test_what_one_router_has_on_its_way_to_be_answered_leaves_no_room_at_the_others() -> None:
@@ -227,7 +227,7 @@ def test_unknown_tenants_cost_no_look_at_all_that_are_known() -> None:
     other.use.spent("late", 2, 0)
     router.use.hear(other.use.take())
     with pytest.raises(UserError):
-        router.limits.account(router.tenants.named("late")).request()
+        router.limits.account(router.tenants.named("late")).enter()
     assert len(looks) == 2
 
 

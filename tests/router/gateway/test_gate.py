@@ -12,7 +12,7 @@ from configs.schema import RouterConfig, TenantConfig
 from events.errors import UserError
 from events.request import SamplingParams
 from router.dispatch.job import Job
-from router.tenancy.gate import ADMIN_HEADER, Gate
+from router.tenancy.gate import ADMIN_HEADER, Admission, Gate
 from router.tenancy.prefixes import MAX_PREFIXES, PublicPrefixes
 from router.tenancy.tenants import (
     MAX_KEYS,
@@ -23,6 +23,7 @@ from router.tenancy.tenants import (
     scope_salt,
 )
 from tests.router.gateway.kit import job
+from tests.router.kit import inside
 
 KEY = b"\1" * 32
 ADMIN = "the-admin-key"
@@ -40,6 +41,10 @@ def job_of(prompt_tokens: int, answer: int = 0, n: int = 1) -> Job:
     return job(
         prompt=bytes(4 * prompt_tokens), sampling=SamplingParams(max_tokens=answer, seed=0, n=n)
     )
+
+
+def admitted(door: Gate, *jobs: Job) -> Admission:
+    return door.admitted(jobs, door.expected_tokens(jobs))
 
 
 def status(caught: pytest.ExceptionInfo[UserError]) -> int:
@@ -153,29 +158,29 @@ def test_the_admin_key() -> None:
 def test_O3_tokens_in_flight_are_bounded_and_returned() -> None:
     now = [0.0]
     door = Gate(RouterConfig(max_inflight_tokens=100), tenants(), clock=lambda: now[0])
-    with door.admitted([job_of(80)]):
-        with pytest.raises(UserError) as full, door.admitted([job_of(30)]):
+    with admitted(door, job_of(80)):
+        with pytest.raises(UserError) as full, admitted(door, job_of(30)):
             pass
         assert status(full) == 429
         assert full.value.error.retry_after_s >= 1
-        with door.admitted([job_of(10), job_of(10)]):
+        with admitted(door, job_of(10), job_of(10)):
             assert door.tokens == 100
     assert door.tokens == 0
-    with pytest.raises(UserError) as large, door.admitted([job_of(101)]):
+    with pytest.raises(UserError) as large, admitted(door, job_of(101)):
         pass
     assert status(large) == 413
 
 
 def test_O3_an_answer_counts_as_expected_until_it_has_come_to_more() -> None:
     door = gate(max_inflight_tokens=1_000, expected_answer_tokens=100)
-    with door.admitted([job_of(50, answer=8_000)]) as long, door.admitted([job_of(50, 10, 2)]):
+    with admitted(door, job_of(50, answer=8_000)) as long, admitted(door, job_of(50, 10, 2)):
         assert door.tokens == 150 + 70
         for _ in range(10):
             long.grow(10)
         assert door.tokens == 220
         long.grow(900)
         assert door.tokens == 1_120
-        with pytest.raises(UserError) as full, door.admitted([job_of(1)]):
+        with pytest.raises(UserError) as full, admitted(door, job_of(1)):
             pass
         assert status(full) == 429
     assert door.tokens == 0
@@ -186,12 +191,12 @@ def test_O3_retry_after_comes_from_the_drain_rate() -> None:
     door = Gate(RouterConfig(max_inflight_tokens=1_000), tenants(), clock=lambda: now[0])
     for second in range(60):
         now[0] = float(second)
-        with door.admitted([job_of(10)]):
+        with admitted(door, job_of(10)):
             pass
-    with door.admitted([job_of(1_000)]):
+    with admitted(door, job_of(1_000)):
         waits = []
         for excess in (10, 100):
-            with pytest.raises(UserError) as full, door.admitted([job_of(excess)]):
+            with pytest.raises(UserError) as full, admitted(door, job_of(excess)):
                 pass
             waits.append(full.value.error.retry_after_s)
     assert waits[0] <= 3
@@ -200,9 +205,9 @@ def test_O3_retry_after_comes_from_the_drain_rate() -> None:
 
 def test_requests_are_bounded_and_counted_down_on_errors() -> None:
     door = gate(max_connections=1)
-    with pytest.raises(KeyError), door.request():
+    with pytest.raises(KeyError), inside(door):
         raise KeyError
-    with door.request(), pytest.raises(UserError) as full, door.request():
+    with inside(door), pytest.raises(UserError) as full, inside(door):
         pass
     assert status(full) == 503
     assert door.requests == 0

@@ -6,11 +6,12 @@ import asyncio
 import json
 import re
 import time
+from typing import ClassVar
 
 import pytest
 
+from router.serving.answers import Answers
 from router.serving.plain import read_head
-from router.waiting.releases import Releases
 from tests.router.gateway.house import CHAT, KEYS, House
 from tests.waiting import until
 
@@ -208,14 +209,23 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing(
     assert not len(house.services.bodies.held)
 
 
-def test_all_is_given_back_the_last_taken_first_whatever_one_of_them_raises() -> None:
-    given: list[int] = []
+class _Asked(dict):
+    """A request, as far as the way in looks at it."""
 
-    def broken() -> None:
+    headers: ClassVar[dict[str, str]] = {}
+
+
+class _Broken(Answers):
+    """Whose runs can't be left."""
+
+    def __exit__(self, *error: object) -> None:
         raise KeyError("broken")
 
-    with pytest.raises(KeyError), Releases() as held:
-        held.add(lambda: given.append(1))
-        held.add(broken)
-        held.add(lambda: given.append(2))
-    assert given == [2, 1]
+
+async def test_all_is_given_back_whatever_of_it_raises(house: House) -> None:
+    of = house.services
+    tenant, asked = of.tenants.anonymous, _Asked()
+    with pytest.raises(KeyError), of.admitter.enter(asked, tenant) as visit:
+        visit.answers = _Broken([], "main")
+        assert of.gate.requests == of.admitter.limits.account(tenant).inside == 1
+    assert of.gate.requests == of.admitter.limits.account(tenant).inside == 0

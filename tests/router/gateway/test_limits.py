@@ -17,6 +17,7 @@ from router.tenancy.limits import OWED_MIN, Bucket, Limits
 from router.tenancy.tenants import Tenant
 from tests.fakes.scripts import stall
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
+from tests.router.kit import inside
 from tests.waiting import until
 
 ALICE = KEYS["alice"]
@@ -35,15 +36,15 @@ def test_requests_a_minute_refill_continuously() -> None:
     of = limits(now)
     limited = tenant(requests_per_min=60)
     for _ in range(60):
-        with of.account(limited).request():
+        with inside(of.account(limited)):
             pass
-    with pytest.raises(UserError) as caught, of.account(limited).request():
+    with pytest.raises(UserError) as caught, inside(of.account(limited)):
         pass
     refusal = caught.value.error
     assert (refusal.status, refusal.type, refusal.code) == (429, "requests", "rate_limit_exceeded")
     assert refusal.retry_after_s == pytest.approx(1.0)
     now[0] += 1.0
-    with of.account(limited).request():
+    with inside(of.account(limited)):
         pass
     assert of.account(limited).tally.refused == {"requests": 1}
 
