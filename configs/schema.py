@@ -176,11 +176,12 @@ class KvConfig(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `host`: "auto" or "inproc" (this process's own memory), "off", or the path of a kvd's socket, as
     `warmroute up` has it. `host_bytes`: how much the host's store may hold. `remote`: the URL of a
-    store for all hosts, empty for none; its blocks live `remote_ttl_s` after their last use, and
-    with `remote_seal` only who knows the cluster's secret can read them (AES-GCM, a key a tenant).
-    `peers`: URLs of other hosts' stores, which are only read. A load that takes longer than
-    `load_deadline_ms` is given up, and a question longer than `lookup_ms`. One of `check_one_in`
-    loads is compared with what is computed here; 0 compares none.
+    store for all hosts, empty for none; its blocks live `remote_ttl_s` after their last use (in S3
+    after they were written, in LMCache as long as its server likes), and with `remote_seal` only
+    who knows the cluster's secret can read them (AES-GCM, a key a tenant). `peers`: URLs of other
+    hosts' stores, which are only read. A load that takes longer than `load_deadline_ms` is given
+    up, and a question longer than `lookup_ms`. One of `check_one_in` loads is compared with what is
+    computed here; 0 compares none.
 
     Of kvd: one tenant may take `tenant_share` of it. With a `peer_host` it serves blocks to hosts
     that know the cluster's secret, and with a `metrics_port` Prometheus on loopback. `peer_tls`:

@@ -238,24 +238,21 @@ class Level:
                     counts.present += 1
 
     def _offer(self, block: BlockIdentity, payload: memoryview, writer_boot: int) -> Write:
-        layout, ttl_s = self._layout, self._ttl_s
-        if self.tier.caps.drafts:
-            draft = HeaderDraft(unsummed(block, layout, writer_boot, ttl_s), self._mac_key)
+        layout, ttl_s, caps = self._layout, self._ttl_s, self.tier.caps
+        ends_s = ttl_s if caps.dated else None
+        if caps.drafts:
+            draft = HeaderDraft(unsummed(block, layout, writer_boot, ends_s), self._mac_key)
             return Write(block.key, b"", payload, ttl_s, draft)
-        header = header_of(block, layout, payload, writer_boot, ttl_s)
+        header = header_of(block, layout, payload, writer_boot, ends_s)
         return Write(block.key, encode(header, self._mac_key), payload, ttl_s)
 
     def refuse(self, key: bytes, reason: Reason) -> None:
-        """A block from here was wrong: nobody shall find it again."""
-        now, counts = self._clock(), self.counts
+        """A block from here was wrong, or is too old: nobody shall find it again. Age alone is no
+        fault of the tier."""
         with self._lock:
-            counts.refused[reason] += 1
-            self._quarantined[key] = now + QUARANTINE_S
-            while len(self._quarantined) > MAX_QUARANTINED:
-                self._quarantined.popitem(last=False)
-            self._forget_old(now)
-            if len(self._quarantined) >= DISTRUST_AFTER:
-                self.distrust()
+            self.counts.refused[reason] += 1
+            if reason is not Reason.EXPIRED:
+                self._quarantine(key)
         self.known.deny(key)
         self.tier.delete([key])
 
@@ -306,6 +303,15 @@ class Level:
             self._forget_old(self._clock())
             bad = self._quarantined
             return next((place for place, key in enumerate(keys) if key in bad), len(keys))
+
+    def _quarantine(self, key: bytes) -> None:
+        now = self._clock()
+        self._quarantined[key] = now + QUARANTINE_S
+        while len(self._quarantined) > MAX_QUARANTINED:
+            self._quarantined.popitem(last=False)
+        self._forget_old(now)
+        if len(self._quarantined) >= DISTRUST_AFTER:
+            self.distrust()
 
     def _forget_old(self, now: float) -> None:
         while self._quarantined and next(iter(self._quarantined.values())) <= now:

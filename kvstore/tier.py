@@ -20,13 +20,15 @@ class Caps:
     """What a tier is. `max_value_bytes`: header and payload of one block. `trusted`: only processes
     of this host, under this user, can have written there; elsewhere headers carry a MAC. `shared`:
     others than this process read it. `drafts`: it takes writes whose checksums are still missing.
-    """
+    `dated`: nothing there ends a block's life in time, so its header says when it is over;
+    elsewhere the store does, and being asked for a block renews it."""
 
     name: str
     max_value_bytes: int
     trusted: bool
     shared: bool
     drafts: bool = False
+    dated: bool = False
 
 
 class Draft(Protocol):

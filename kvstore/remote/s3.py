@@ -1,9 +1,9 @@
 """Blocks in an S3 bucket: one object per block, header and payload in one, put only if absent.
 
 A bucket has no life time per object and nothing cheap to renew one with: what is old leaves by the
-bucket's own lifecycle rule, and the end in a block's header counts as everywhere. Requests of a
-batch run side by side on the session's own event loop, so that one deadline and one cancel reach
-them all. Credentials come from where S3 clients look for them (environment, profile, instance).
+bucket's own lifecycle rule, and the end in a block's header counts. Requests of a batch run side by
+side on the session's own event loop, so that one deadline and one cancel reach them all.
+Credentials come from where S3 clients look for them (environment, profile, instance).
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def s3_tier(bucket: Bucket, limits: Limits | None = None) -> ConnectorTier:
         max_value_bytes=MAX_VALUE_BYTES,
         trusted=False,
         shared=True,
+        dated=True,
     )
     return ConnectorTier(caps, lambda _: S3Session(store), limits)
 

@@ -2,7 +2,7 @@
 
 A value is written whole or not at all (SET NX PX), so nothing half-written is ever visible. The
 store's TTL says how long a block nobody asks for takes room; asking for a chain renews all of it,
-so that it doesn't lose its head first. The end in a block's own header stays where it is.
+so that it doesn't lose its head first. A block's own header says nothing of an end.
 """
 
 from __future__ import annotations

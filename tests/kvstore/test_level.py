@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 from events.cache import CacheOp
 from kvstore.errors import Reason
 from kvstore.identity import BlockIdentity
 from kvstore.level import DISTRUST_AFTER, FORGET_S, QUARANTINE_S, Level, Speed
+from kvstore.remote.file import file_tier
 from kvstore.tier import Health
-from kvstore.verify import Verifier
+from kvstore.verify import Verifier, wall_ms
 from tests.fakes.memory_tier import MemoryTier
 from tests.kvstore.blocks import BOOT, CLUSTER_KEY, LAYOUT, payload_of, run_of
 
@@ -137,6 +142,49 @@ def test_many_wrong_blocks_shut_the_tier_out_for_a_while() -> None:
     clock.now += QUARANTINE_S
     assert level.usable
     assert level.holds(keys_of(blocks), 0, FAR) == 2
+
+
+def test_a_chain_that_is_asked_for_lives_on_behind_the_end_of_its_first_time(
+    tmp_path: Path,
+) -> None:
+    """The store renews it; no end in its header stands against that."""
+    later_s, blocks = [0.0], run_of(3)
+    verifier = Verifier(CLUSTER_KEY, LAYOUT, lambda: wall_ms() + int(1_000 * later_s[0]))
+    clock = lambda: time.time() + later_s[0]  # noqa: E731
+    with closing(file_tier(tmp_path, 1 << 20, ttl_s=100.0, clock=clock)) as tier:
+        level = Level(tier, LAYOUT, verifier, MAC_KEY, ttl_s=100.0)
+        soon = time.monotonic() + 60.0
+        payloads = [payload_of(block.index) for block in blocks]
+        level.write(blocks, [memoryview(payload) for payload in payloads], BOOT, soon)
+        into = [bytearray(LAYOUT.payload_bytes) for _ in blocks]
+        for _ in range(3):
+            later_s[0] += 60.0
+            assert level.holds(keys_of(blocks), 0, soon) == 3
+            assert level.read(blocks, [memoryview(buffer) for buffer in into], soon) == 3
+        assert into == payloads
+        assert not level.counts.refused
+        later_s[0] += 101.0
+        assert level.holds(keys_of(blocks), 0, soon) == 0
+
+
+def test_where_nothing_else_ends_a_block_its_header_does_and_that_is_no_fault() -> None:
+    tier, now_ms = MemoryTier(1 << 20), [wall_ms()]
+    tier.caps = replace(tier.caps, dated=True)
+    verifier = Verifier(CLUSTER_KEY, LAYOUT, lambda: now_ms[0])
+    level = Level(tier, LAYOUT, verifier, MAC_KEY, ttl_s=3_600.0, clock=Clock())
+    tier._clock = lambda: 0.0  # what ends here is not of the store's doing
+    chains = [run_of(1, seed=seed) for seed in range(DISTRUST_AFTER + 1)]
+    for blocks in chains:
+        written(level, blocks)
+    now_ms[0] += 3_700_000
+    assert [read(level, blocks)[0] for blocks in chains] == [0] * len(chains)
+    assert level.counts.refused == {Reason.EXPIRED: len(chains)}
+    assert level.usable
+    assert tier.stats().blocks == 0
+    now_ms[0] = wall_ms()
+    written(level, chains[0])
+    assert level.holds(keys_of(chains[0]), 0, FAR) == 1
+    assert read(level, chains[0])[0] == 1
 
 
 def test_speed_is_learnt() -> None:
