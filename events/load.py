@@ -132,12 +132,21 @@ class FetchFit(msgspec.Struct, frozen=True, array_like=True):
     per_block: Amount
 
 
+class WarmBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks of one tenant that a replica holds; `tenant`: see events.secrets.tenant_tag."""
+
+    tenant: bytes
+    blocks: Count
+
+
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The heartbeat. `digest_seq` lets a reader notice that the last delta was lost.
 
     `seen` maps a router's boot to the last dispatch number of it that this report includes.
     `queued_prefill_tokens` counts prompt tokens not yet computed of waiting and running requests,
     after subtracting what the cache holds. `fetch` goes with the hello's `tiers`, then its `peers`.
+    `warm`: of the tenants that hold most, blocks that others use as well left out; None where the
+    replica does not tell.
     """
 
     digest_generation: Count
@@ -160,6 +169,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens_total: Count
     preemptions_total: Count
     fetch: tuple[FetchFit, ...] = ()
+    warm: tuple[WarmBlocks, ...] | None = None
 
 
 def silent_load(total_blocks: int) -> ReplicaLoad:

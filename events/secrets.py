@@ -9,6 +9,7 @@ import hashlib
 import hmac
 
 SECRET_BYTES = 32
+TENANT_TAG_BYTES = 8
 
 
 def parse_secret(text: str) -> bytes:
@@ -40,6 +41,12 @@ def seal_key(cluster_secret: bytes, scope: bytes) -> bytes:
 def store_name(cluster_secret: bytes, url: str) -> str:
     """A name for a store that says nothing of its URL, which may hold a password: 16 hex digits."""
     return hmac.new(cluster_secret, b"wr-store-1" + url.encode(), hashlib.sha256).hexdigest()[:16]
+
+
+def tenant_tag(cluster_secret: bytes, name: str) -> bytes:
+    """What stands for a tenant's name on the bus: 8 bytes."""
+    digest = hmac.digest(cluster_secret, b"wr-tenant-1\0" + name.encode(), "sha256")
+    return digest[:TENANT_TAG_BYTES]
 
 
 def registry_key(cluster_secret: bytes) -> bytes:

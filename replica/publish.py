@@ -20,7 +20,15 @@ from events.bus import Bus, Subscription
 from events.cache import CacheFact
 from events.envelope import seal, unseal
 from events.errors import WireError
-from events.load import AdapterNote, FetchFit, ReplicaBye, ReplicaHello, ReplicaLoad
+from events.load import (
+    AdapterNote,
+    FetchFit,
+    ReplicaBye,
+    ReplicaHello,
+    ReplicaLoad,
+    WarmBlocks,
+)
+from events.secrets import tenant_tag
 from events.snapshot import FrozenDigest, SnapshotRequest, decode_request
 from events.subjects import replica_subject, roll_call_subject, snapshot_subject
 from replica.engine.messages import AdapterState, Engine, EngineLoad
@@ -67,9 +75,10 @@ class Publisher:
         boot: int,
         clock: Callable[[], float] = time.monotonic,
         tiers: ShownTiers | None = None,
+        secret: bytes | None = None,
     ) -> None:
         """`hello.digest` is the first generation's shape; later ones go out by themselves. `tiers`:
-        those that the hello names."""
+        those that the hello names. `secret`: the cluster's, to tell which tenants hold how much."""
         self.boot = boot
         self.draining = False
         self.superseded = False
@@ -81,6 +90,7 @@ class Publisher:
         self._hello = hello
         self._engine = engine
         self._tiers = tiers
+        self._secret = secret
         self._config = config
         self._clock = clock
         self._busy = False
@@ -151,7 +161,7 @@ class Publisher:
         ):
             self._last_load_s, self._load_asked = now_s, False
             fetch = self._tiers.fetch_fits() if self._tiers is not None else ()
-            await self._say("load", load_report(load, self.residency, self.draining, fetch))
+            await self._say("load", self._report(load, fetch))
 
     def _meet_peers(self) -> None:
         """Their names are known once they were reached."""
@@ -249,6 +259,13 @@ class Publisher:
         if newest not in self._frozen[-1:]:
             self._frozen = [*self._frozen[1 - FROZEN_KEPT :], newest]
         return newest
+
+    def _report(self, load: EngineLoad, fetch: tuple[FetchFit, ...]) -> ReplicaLoad:
+        report = load_report(load, self.residency, self.draining, fetch)
+        if self._secret is None or load.warm is None:
+            return report
+        held = ((tenant_tag(self._secret, name), blocks) for name, blocks in load.warm.items())
+        return msgspec.structs.replace(report, warm=tuple(WarmBlocks(*of) for of in held))
 
     async def _say_deltas(self, deltas: list[Numbered]) -> None:
         generation = self.residency.generation

@@ -302,7 +302,9 @@ async def serve(parts: Parts) -> None:
         await web.SockSite(runner, parts.door, ssl_context=parts.tls).start()
 
         publisher = Publisher(
-            bus, cluster, replica_id, hello, engine, parts.replica, boot, tiers=tiers
+            *(bus, cluster, replica_id, hello, engine, parts.replica, boot),
+            tiers=tiers,
+            secret=secret,
         )
         ending.push_async_callback(publisher.close)
         await publisher.start()

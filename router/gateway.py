@@ -73,6 +73,7 @@ from router.tenancy.gate import Gate
 from router.tenancy.limits import Limits
 from router.tenancy.prefixes import PublicPrefixes
 from router.tenancy.shares import WarmShares
+from router.tenancy.tags import TenantTags
 from router.tenancy.tenants import Tenants
 from router.waiting.queue import RequestQueue
 
@@ -119,7 +120,7 @@ class Gateway:
         self._feed = Feed(bus, config.cluster, self.services.backends.feed)
         of = self.services
         limits, queue, peers = of.admitter.limits, of.admitter.queue, of.brain.peers
-        use = SharedUse(parse_secret(config.secret), of.tenants, limits, queue, peers)
+        use = SharedUse(of.shares.tags, limits, queue, peers)
         register_feed(of.metrics, self._feed.stats)
         router, quota = config.router.id, of.splitter.quota
         self._sync = PeerSync(bus, config.cluster, router, self._boot, of.brain, use, quota)
@@ -240,7 +241,7 @@ class Gateway:
         registry.add(PREFIX, PrefixSection(prefixes))
         registry.add(POLICY, PolicySection(brain.set_policy, router.policy))
         registry.add(SHADOW, PolicySection(brain.shadow.set_policy, router.shadow_policy))
-        shares = WarmShares(fleet)
+        shares = WarmShares(fleet, TenantTags(cluster_key, tenants))
         listener = Listeners(metrics, (admitter.limits.tallies.ended, shares.ended))
         limits = SinkLimits(router.stream_buffer_bytes, router.slow_reader_s)
         jobs = JobMaker(fleet, prefixes, cluster_key, config.model.name, router, self._adapters)

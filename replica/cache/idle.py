@@ -21,6 +21,10 @@ MAX_QUOTAS = 4_096
 """Tenants with a share of their own that are remembered; the others have the usual one."""
 
 
+MAX_SHOWN = 16
+"""Tenants whose share is told."""
+
+
 def _is_nobodys(node: Node) -> bool:
     return node.tenant == NOBODY
 
@@ -51,6 +55,10 @@ class IdleNodes:
     def nodes_of(self) -> dict[str, list[Node]]:
         """Each tenant's own, next to be evicted first; for the invariant check."""
         return {tenant: list(order) for tenant, order in self._orders.items()}
+
+    def most_resident(self) -> dict[str, int]:
+        """Blocks by tenant, of the MAX_SHOWN that hold most, the most first."""
+        return dict(self.resident.most_common(MAX_SHOWN))
 
     def limit(self, tenant: str, share: float) -> None:
         """What its quota is from now on."""

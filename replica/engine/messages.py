@@ -126,7 +126,8 @@ class EngineLoad:
 
     By reason: `displaced`, preemptions for the sake of one that waits; `later` and `never`, how
     often a request was not admitted yet, or refused. `held_requests` wait for their readers and
-    keep `held_blocks` blocks; `held`: what became of the KV of such (see Lifecycle).
+    keep `held_blocks` blocks; `held`: what became of the KV of such (see Lifecycle). `warm`: cached
+    blocks by tenant, of those that hold most.
     """
 
     waiting: int
@@ -157,6 +158,7 @@ class EngineLoad:
     failed_plans: int = 0
     broken_invariants: int = 0
     adapters: AdapterState = NO_ADAPTERS
+    warm: Mapping[str, int] | None = None
 
 
 class StepSink(Protocol):

@@ -47,4 +47,5 @@ def report(
         failed_plans=failed_plans,
         broken_invariants=broken_invariants,
         adapters=scheduler.adapters.state(),
+        warm=scheduler.cache.idle.most_resident(),
     )

@@ -8,7 +8,6 @@ whatever was lost is mended by the next whole state.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Iterable
 from operator import add
 
@@ -16,29 +15,21 @@ from events.peer import Inside, Used
 from router.cluster.peers import MAX_TENANTS, Peers
 from router.tenancy.limits import Limits
 from router.tenancy.others import NOTHING, Others
-from router.tenancy.tenants import Tenant, Tenants
+from router.tenancy.tags import TenantTags
 from router.waiting.queue import RequestQueue
-
-TAG_BYTES = 8
 
 
 class SharedUse(Others):
     """Between limits and queue here, and what routers tell each other. Bounded by the number of
     tenants."""
 
-    def __init__(
-        self, key: bytes, tenants: Tenants, limits: Limits, queue: RequestQueue, peers: Peers
-    ) -> None:
-        self._key = key
-        self._tenants = tenants
+    def __init__(self, tags: TenantTags, limits: Limits, queue: RequestQueue, peers: Peers) -> None:
+        self._tags = tags
         self._limits = limits
         self._queue = queue
         self._peers = peers
         self._spent: dict[str, tuple[int, int, int]] = {}
         self._touched: set[str] = set()
-        self._names: dict[bytes, str] = {}
-        self._names_version = -1
-        self._tags: dict[str, bytes] = {}
         self._wake: Callable[[], None] = lambda: None
         limits.share(self)
         queue.share(self)
@@ -53,7 +44,7 @@ class SharedUse(Others):
     def take(self) -> tuple[Used, ...]:
         """What was let through since the last call."""
         spent, self._spent = self._spent, {}
-        return tuple(Used(self._tag(name), *amounts) for name, amounts in spent.items())
+        return tuple(Used(self._tags.tag(name), *amounts) for name, amounts in spent.items())
 
     def take_inside(self) -> tuple[Inside, ...]:
         """What those tenants have here now of which it changed since the last call."""
@@ -69,7 +60,7 @@ class SharedUse(Others):
     def hear(self, used: Iterable[Used]) -> None:
         """Another router's. Tenants that are not known here are left out."""
         for one in used:
-            tenant = self._tenant(one.tenant)
+            tenant = self._tags.tenant(one.tenant)
             if tenant is not None:
                 self._limits.account(tenant).spent_elsewhere(one.requests, one.tokens)
                 self._queue.worked_elsewhere(tenant.name, one.work_tokens)
@@ -93,24 +84,7 @@ class SharedUse(Others):
     def elsewhere(self, name: str) -> Inside:
         if self._peers.alone:
             return NOTHING
-        return self._peers.inside(self._tag(name)) or NOTHING
+        return self._peers.inside(self._tags.tag(name)) or NOTHING
 
     def _here(self, name: str) -> Inside:
-        return Inside(self._tag(name), self._limits.inside(name), *self._queue.own(name))
-
-    def _tag(self, name: str) -> bytes:
-        tag = self._tags.get(name)
-        if tag is None:
-            if len(self._tags) >= MAX_TENANTS:
-                self._tags.clear()
-            digest = hmac.digest(self._key, b"wr-tenant-1\0" + name.encode(), "sha256")
-            tag = self._tags[name] = digest[:TAG_BYTES]
-        return tag
-
-    def _tenant(self, tag: bytes) -> Tenant | None:
-        if self._names_version != self._tenants.roster_version:
-            self._names_version = self._tenants.roster_version
-            everybody = [self._tenants.anonymous, *(of for of, _ in self._tenants.listed())]
-            self._names = {self._tag(tenant.name): tenant.name for tenant in everybody}
-        name = self._names.get(tag)
-        return None if name is None else self._tenants.named(name)
+        return Inside(self._tags.tag(name), self._limits.inside(name), *self._queue.own(name))

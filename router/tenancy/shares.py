@@ -1,15 +1,16 @@
-"""Whose KV each replica holds, as far as this router can tell: the last blocks that it had computed
-there, as many as the replica has. What other routers sent, and in which order a replica evicts, it
-does not know: a share is an estimate.
+"""Whose KV each replica holds: what it tells of those that hold most. Of one that does not tell, an
+estimate: the last blocks that this router had computed there, as many as it has.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 
 from events.decision import RouteDecision
 from router.choice.route import Outcome
 from router.fleet.fleet import Fleet
+from router.tenancy.tags import TenantTags
 
 MAX_RUNS = 4_096
 
@@ -48,7 +49,8 @@ class _Warm:
 class WarmShares:
     """By replica. Ends with a replica's life."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, tags: TenantTags) -> None:
+        self.tags = tags
         self._fleet = fleet
         self._warm: defaultdict[str, _Warm] = defaultdict(_Warm)
         fleet.on_fence(lambda replica: self._warm.pop(replica, None))
@@ -66,12 +68,26 @@ class WarmShares:
 
     def of(self, tenant: str) -> dict[str, int]:
         """Blocks of the tenant by replica, the most first."""
-        held = {name: warm.blocks[tenant] for name, warm in self._warm.items()}
+        held = {replica: blocks[tenant] for replica, blocks in self._held()}
         return dict(sorted((item for item in held.items() if item[1]), key=lambda item: -item[1]))
 
     def totals(self) -> Counter[str]:
         """Blocks by tenant, over all replicas."""
         total: Counter[str] = Counter()
-        for warm in self._warm.values():
-            total.update(warm.blocks)
+        for _, blocks in self._held():
+            total.update(blocks)
         return total
+
+    def _held(self) -> Iterator[tuple[str, Counter[str]]]:
+        pools = self._fleet.pools()
+        for member in (member for pool in pools for member in self._fleet.members(pool)):
+            told = member.load.warm if member.load is not None else None
+            if told is None:
+                estimate = self._warm.get(member.replica)
+                yield member.replica, Counter() if estimate is None else estimate.blocks
+            else:
+                yield member.replica, Counter({self._name(of.tenant): of.blocks for of in told})
+
+    def _name(self, tag: bytes) -> str:
+        tenant = self.tags.tenant(tag)
+        return tag.hex() if tenant is None else tenant.name

@@ -13,8 +13,16 @@ from events.digest import MAX_DIGEST_BITS, halves_of, positions
 from events.envelope import Envelope, unseal
 from events.errors import WireError
 from events.feed import Feed
-from events.load import AdapterNote, DigestShape, FetchFit, ReplicaHello, ReplicaLoad
+from events.load import (
+    AdapterNote,
+    DigestShape,
+    FetchFit,
+    ReplicaHello,
+    ReplicaLoad,
+    WarmBlocks,
+)
 from events.memory import MemoryBus
+from events.secrets import tenant_tag
 from events.snapshot import SnapshotChunk, SnapshotRequest, decode_chunk
 from events.subjects import replica_subject, roll_call_subject, snapshot_subject, split
 from events.wire import encode
@@ -37,17 +45,18 @@ from tests.events.helpers import (
 from tests.events.world import WIDE
 from tests.waiting import until
 
+SECRET = b"\3" * 32
 MANY_CHUNKS = DigestShape(bits=1 << 21, k=8)
 
 
 class Ear:
     """Hears everything of one publisher that only beats when told to."""
 
-    def __init__(self, shape: DigestShape = WIDE) -> None:
+    def __init__(self, shape: DigestShape = WIDE, secret: bytes | None = None) -> None:
         self.bus, self.engine, self.clock = MemoryBus(), ListEngine(), Clock()
         self.heard: list[tuple[str, Envelope]] = []
         parts = (self.bus, CLUSTER, "r0", hello(shape), self.engine, config(), 7, self.clock)
-        self.publisher = Publisher(*parts)
+        self.publisher = Publisher(*parts, secret=secret)
 
     async def start(self) -> None:
         await self.bus.subscribe(replica_subject(CLUSTER, "*", "*"), self._hear)
@@ -117,6 +126,18 @@ async def test_a_load_report_says_where_the_digest_stands(ear: Ear) -> None:
     assert (load.digest_generation, load.digest_seq, load.running) == (1, 1, 3)
     assert load.seen == {"router": 9}
     assert load.digest_false_positive_rate > 0
+
+
+async def test_S6_a_load_report_says_which_tenants_hold_how_much_without_their_names() -> None:
+    ear = Ear(secret=SECRET)
+    ear.engine.now = engine_load(warm={"acme": 7, "b": 2})
+    await ear.start()
+    load = ear.last("load", ReplicaLoad)
+    assert isinstance(load, ReplicaLoad)
+    assert load.warm == tuple(
+        WarmBlocks(tenant_tag(SECRET, name), blocks) for name, blocks in (("acme", 7), ("b", 2))
+    )
+    assert b"acme" not in msgspec.msgpack.encode(load)
 
 
 async def test_an_adapter_in_memory_is_told_at_once() -> None:

@@ -81,6 +81,7 @@ def test_S6_of_several_beyond_their_shares_the_furthest_pays() -> None:
     once(tables, "xyzw", "smaller")
     once(tables, "klmno", "quiet")
     assert tables.cache.idle.resident == {"small": 3, "smaller": 4, "quiet": 5}
+    assert list(tables.cache.idle.most_resident()) == ["quiet", "smaller", "small"]
     once(tables, "rs", "quiet")
     assert tables.cache.idle.resident == {"small": 3, "smaller": 2, "quiet": 7}
     tables.cache.limit("small", 0.0)

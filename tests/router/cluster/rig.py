@@ -15,6 +15,7 @@ from router.cluster.sync import PeerSync
 from router.cluster.use import SharedUse
 from router.split.quota import DecodeQuota
 from router.tenancy.limits import Limits
+from router.tenancy.tags import TenantTags
 from router.tenancy.tenants import Tenants
 from router.waiting.queue import RequestQueue
 from tests.router.kit import KEY, Clock, World
@@ -57,7 +58,7 @@ class Router:
         self.limits = Limits(clock)
         queue = self.queue = RequestQueue(self.world.brain, RouterConfig())
         brain = self.world.brain
-        use = self.use = SharedUse(KEY, self.tenants, self.limits, queue, brain.peers)
+        use = self.use = SharedUse(TenantTags(KEY, self.tenants), self.limits, queue, brain.peers)
         self.acme = self.limits.account(self.tenants.named("acme"))
         self.quota = DecodeQuota(brain.ledger, brain.peers, 0.5)
         self.sync = PeerSync(self.wire, "c", name, boot, brain, use, self.quota, clock)  # type: ignore[arg-type]

@@ -5,16 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import aiohttp
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.schema import TenantConfig
 from events.decision import RouteDecision
+from events.load import WarmBlocks
+from events.secrets import tenant_tag
 from router.choice.route import Outcome
 from router.telemetry.tally import NAMED, OTHERS
 from router.tenancy.shares import WarmShares
+from router.tenancy.tags import TenantTags
 from router.tenancy.tenant_tally import Tallies, merged
+from router.tenancy.tenants import Tenants
 from tests.router.gateway.house import ADMIN_KEY, CHAT, KEYS, House
-from tests.router.kit import World, prompt
+from tests.router.kit import KEY, World, load, prompt
+
+TAGS = TenantTags(KEY, Tenants(KEY, [TenantConfig(name=name) for name in "abc"]))
 
 
 def test_labels_are_few_and_totals_are_kept() -> None:
@@ -40,7 +48,7 @@ def ended(world: World, shares: WarmShares, tenant: str, tokens: int, cached: in
 
 def test_S6_a_share_is_what_was_computed_last() -> None:
     world = World(1)
-    shares = WarmShares(world.fleet)
+    shares = WarmShares(world.fleet, TAGS)
     ended(world, shares, "a", 4_000 * 16)
     assert shares.of("a") == {"r0": 4_000}
     ended(world, shares, "b", 196 * 16, cached=100 * 16)
@@ -51,10 +59,24 @@ def test_S6_a_share_is_what_was_computed_last() -> None:
     assert not shares.totals()
 
 
+def test_S6_a_share_is_what_the_replica_tells_where_it_does() -> None:
+    world = World(2)
+    shares = WarmShares(world.fleet, TAGS)
+    ended(world, shares, "a", 4_000 * 16)
+    told = tuple(WarmBlocks(tenant_tag(KEY, name), of) for name, of in (("b", 90), ("gone", 5)))
+    for replica in ("r0", "r1"):
+        world.fleet.on_load(replica, 1, msgspec.structs.replace(load(), warm=told))
+    assert (shares.of("a"), shares.of("b")) == ({}, {"r0": 90, "r1": 90})
+    assert sorted(shares.totals().values()) == [10, 180]
+    assert "gone" not in shares.totals()
+    world.fleet.on_load("r1", 1, msgspec.structs.replace(load(), warm=()))
+    assert shares.of("b") == {"r0": 90}
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9_000)), max_size=30))
 def test_shares_never_sum_to_more_than_there_is(asked: list[tuple[str, int]]) -> None:
     world = World(1)
-    shares = WarmShares(world.fleet)
+    shares = WarmShares(world.fleet, TAGS)
     for tenant, blocks in asked:
         ended(world, shares, tenant, blocks * 16)
         assert shares.totals().total() <= 4_096

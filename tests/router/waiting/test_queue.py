@@ -11,6 +11,7 @@ from events.errors import UserError
 from events.peer import PeerState
 from router.cluster.use import SharedUse
 from router.tenancy.limits import Limits
+from router.tenancy.tags import TenantTags
 from router.tenancy.tenants import Tenants
 from tests.router.kit import KEY
 from tests.router.waiting.fleet import Fleet, job_of, p95, tenant, unique
@@ -60,7 +61,7 @@ async def test_O4_the_queue_is_bounded_in_requests_and_one_tenant_at_half() -> N
 async def test_O4_a_tenants_half_is_one_over_all_routers() -> None:
     async with Fleet(1, max_queued_requests=10) as fleet:
         peers = fleet.world.brain.peers
-        use = SharedUse(KEY, Tenants(KEY, []), Limits(), fleet.queue, peers)
+        use = SharedUse(TenantTags(KEY, Tenants(KEY, [])), Limits(), fleet.queue, peers)
         tasks = [asyncio.create_task(fleet.ask(ALICE, unique(2_048))) for _ in range(4)]
         await asyncio.sleep(1)
         (here,) = use.all_inside()
