@@ -177,6 +177,11 @@ class Chutes:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def any_open(self) -> bool:
+        """Whether there is one that something may pass by."""
+        return bool(self._open)
+
     def open(self, owner: Owner, channel: Channel) -> Chute | None:
         """For child 0 of the owner's attempt; None where another attempt of it has one here."""
         request_id, attempt = owner.key

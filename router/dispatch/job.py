@@ -82,7 +82,8 @@ class Job(Struct, frozen=True, kw_only=True):
 
     def expected_tokens(self, answer_tokens: int) -> int:
         """Prompt and answers, each of `answer_tokens` or of as many as it may have."""
-        return self.prompt_tokens + self.sampling.n * min(self.sampling.max_tokens, answer_tokens)
+        sampling = self.sampling
+        return len(self.prompt) // 4 + sampling.n * min(sampling.max_tokens, answer_tokens)
 
     def first_leg(self) -> Leg:
         """The first attempt."""
@@ -97,15 +98,16 @@ class Job(Struct, frozen=True, kw_only=True):
     def query(self, leg: Leg, unable: frozenset[str] = frozenset()) -> RouteQuery:
         """What the chooser is asked: anybody but who failed or is `unable`. Tokens that were
         delivered already are prompt by now, and by then the prompt has been scored."""
-        unread = self.scores_prompt and not leg.carried_tokens
+        carried_tokens = leg.carried_tokens if leg.progress else 0
+        unread = self.sampling.prompt_logprobs is not None and not carried_tokens
         return RouteQuery(
             request_id=self.request_id,
             attempt=leg.attempt,
             tenant=self.tenant,
             pool=self.pool,
             chain=UNREAD if unread else self.chain,
-            prompt_tokens=self.prompt_tokens + leg.carried_tokens,
-            max_tokens=self.sampling.n * self.sampling.max_tokens - leg.carried_tokens,
+            prompt_tokens=len(self.prompt) // 4 + carried_tokens,
+            max_tokens=self.sampling.n * self.sampling.max_tokens - carried_tokens,
             block_tokens=self.block_tokens,
             ttft_deadline_ms=self.ttft_due_ms(leg),
             itl_deadline_ms=self.itl_deadline_ms,

@@ -166,7 +166,8 @@ class AttemptSink:
         self._waiting.append(delta)
         self._bytes += weight_bytes(delta)
         self._wake()
-        self._watch()
+        if self._bytes > self._limits.buffer_bytes // 2 or self._hold_timer is not None:
+            self._watch()
         return True
 
     def broke(self, error: Exception) -> None:
@@ -201,34 +202,27 @@ class AttemptSink:
         while self._broken is None and not self._waiting:
             if self._failure is not None:
                 raise self._failure
-            await self._wait(direct, until_s)
+            self._reader = reader = self._loop.create_future()
+            timer = None if until_s is None else self._loop.call_at(until_s, _give_time_up, reader)
+            self._direct = direct
+            try:
+                if direct is not None and self._chutes is not None:
+                    channel = direct.channel()
+                    self._chute = None if channel is None else self._chutes.open(self, channel)
+                await reader
+            finally:
+                self._direct = self._reader = None
+                if timer is not None:
+                    timer.cancel()
+                if (chute := self._chute) is not None:
+                    self._chute = None
+                    chute.close()
         if self._broken is not None:
             raise self._broken
         batch, self._waiting, self._bytes = self._waiting, [], 0
-        if self._cancel_hold() and not self.ended:
+        if self._hold_timer is not None and self._cancel_hold() and not self.ended:
             self._control(Resume(request_id=self.key[0], attempt=self.key[1]))
         return merge(batch)
-
-    async def _wait(self, direct: Direct | None, until_s: float | None) -> None:
-        self._reader = reader = self._loop.create_future()
-        timer = None if until_s is None else self._loop.call_at(until_s, _give_time_up, reader)
-        self._direct = direct
-        try:
-            self._chute = self._opened(direct)
-            await reader
-        finally:
-            self._direct = self._reader = None
-            if timer is not None:
-                timer.cancel()
-            if (chute := self._chute) is not None:
-                self._chute = None
-                chute.close()
-
-    def _opened(self, direct: Direct | None) -> Chute | None:
-        if self._chutes is None or direct is None:
-            return None
-        channel = direct.channel()
-        return None if channel is None else self._chutes.open(self, channel)
 
     def _wake(self) -> None:
         """The reader, if it waits."""

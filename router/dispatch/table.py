@@ -57,7 +57,17 @@ class AttemptTable:
         returned. Each delta costs a write to a client's socket: the loop gets its turn after every
         few, of one frame or of several. Whoever ends the reading meanwhile, the frame is taken in
         whole. Raises WireError."""
-        parts = self._parts(data)
+        if self.chutes is None or not self.chutes.any_open:
+            frame = decode_replica_frame(data)
+            if not isinstance(frame, StepFrame):
+                return frame
+            self._turn_deltas += len(frame.deltas)
+            if self._turn_deltas < TURN_DELTAS:
+                self._put(frame.deltas)
+                return None
+            parts = iter((frame,))
+        else:
+            parts = self._parts(data)
         try:
             for part in parts:
                 if not isinstance(part, StepFrame):
@@ -77,7 +87,7 @@ class AttemptTable:
     def _parts(self, data: bytes) -> Iterator[ReplicaFrame]:
         """The frame a part at a time, without the deltas that have passed by a chute."""
         start = taken = 0
-        while self.chutes is not None and len(self.chutes):
+        while self.chutes is not None and self.chutes.any_open:
             cast = self.chutes.cast(data, start, time.monotonic())
             if cast is None:
                 break

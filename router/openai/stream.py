@@ -6,7 +6,6 @@ error event and nothing else: it never looks like a clean end.
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 
@@ -16,6 +15,7 @@ from msgspec import Struct
 from events.errors import CoreError
 from router.openai.errors import error_body
 from router.openai.progress import Progress
+from router.randomness import random_bytes
 
 DONE = b"data: [DONE]\n\n"
 
@@ -34,7 +34,7 @@ class ReplyHead(Struct, frozen=True):
 
 def new_head(prefix: str, model: str, fingerprint: str) -> ReplyHead:
     """A head with a fresh id ("chatcmpl-..." or "cmpl-..."), whatever ids the client sent."""
-    return ReplyHead(f"{prefix}-{os.urandom(14).hex()}", int(time.time()), model, fingerprint)
+    return ReplyHead(f"{prefix}-{random_bytes(14).hex()}", int(time.time()), model, fingerprint)
 
 
 def error_event(error: CoreError) -> bytes:

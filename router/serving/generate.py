@@ -7,7 +7,6 @@ it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from router.openai.progress import Progress
 from router.openai.sampling import to_sampling
 from router.openai.schema import ChatRequest, CompletionRequest, Limits
 from router.openai.stream import EventStream, ReplyHead, new_head
+from router.randomness import random_bytes
 from router.rendering.render import RenderedPrompt, Renderer
 from router.revisions.mirror import Make
 from router.revisions.revisions import Revision
@@ -81,7 +81,7 @@ COMPLETION = Route(
 
 
 def _mint_seed() -> int:
-    return int.from_bytes(os.urandom(8), "little") >> 2
+    return int.from_bytes(random_bytes(8), "little") >> 2
 
 
 class Prepared(Struct, frozen=True):
@@ -113,16 +113,12 @@ class Generator:
         self._of = services
         self._settings = services.config.router
         self._outbox = Outbox()
-
-    async def chat(self, request: Request) -> Answer:
+        self.chat = partial(self._generate, CHAT)
         """POST /v1/chat/completions."""
-        return await self._generate(request, CHAT)
-
-    async def completions(self, request: Request) -> Answer:
+        self.completions = partial(self._generate, COMPLETION)
         """POST /v1/completions; several prompts are several runs."""
-        return await self._generate(request, COMPLETION)
 
-    async def _generate(self, request: Request, route: Route) -> Answer:
+    async def _generate(self, route: Route, request: Request) -> Answer:
         tenant = self._let_in(request)
         with self._of.admitter.enter(request, tenant) as visit:
             body = self._of.bodies.at_once(request)
@@ -269,11 +265,19 @@ class Generator:
         answers = visit.answers = Answers(runs, revision.name)
         return answers
 
-    async def _reply(
+    def _reply(
+        self, request: Request, prepared: Prepared, answers: Answers, ours: Respond
+    ) -> Awaitable[Answer]:
+        """From deltas of our own replicas (`ours`), or from the bytes of a backend where there are
+        any."""
+        if not prepared.revision.dispatcher.backends:
+            return ours()
+        return self._reply_of_any(request, prepared, answers, ours)
+
+    async def _reply_of_any(
         self, request: Request, prepared: Prepared, answers: Answers, ours: Respond
     ) -> Answer:
-        """From deltas of our own replicas (`ours`) or from the bytes of a backend: whoever is
-        chosen, until one has begun to answer."""
+        """Of whoever is chosen, until one has begun to answer."""
         while True:
             try:
                 return await ours()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import traceback
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from aiohttp import web
 
 from events.errors import CoreError, UserError
 from router.openai.errors import SERVER_ERROR, to_response
+from router.randomness import random_bytes
 from router.serving.plain import PlainRequest, StreamAnswer, WholeAnswer
 from router.telemetry.metrics import Metrics
 
@@ -127,7 +127,7 @@ def error_middleware(metrics: Metrics) -> Callable[[web.Request, Handler], Await
 
 def mint_id(request: Request) -> None:
     """Ours, for logs and answers."""
-    request[REQUEST_ID] = f"req-{os.urandom(12).hex()}"
+    request[REQUEST_ID] = f"req-{random_bytes(12).hex()}"
 
 
 def failure(error: Exception) -> web.Response:
