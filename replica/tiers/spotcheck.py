@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 MAX_WITHHELD = 8
 ALARM = "kv_recompute_mismatch"
 
-_TOLERANCE = {"float32": 0.01, "bfloat16": 0.15, "float16": 0.05}
-"""Mean difference by mean size. Other batches round otherwise; another layout differs in all."""
+_TOLERANCE = {"float32": 0.01, "bfloat16": 0.1, "float16": 0.05}
+"""Mean difference by mean size, of the keys or the values of any one layer: two layers that changed
+places are little of a whole block. Other kernels and batches round otherwise: SmolLM2's worst layer
+differs by 0.02 in bfloat16; positions that are one off differ by 0.12."""
 
 
 class SpotCheck:
@@ -63,19 +65,23 @@ class SpotCheck:
             return
         self.checked += 1
         ours, theirs = self._values(computed), self._values(loaded)
-        size = float(np.abs(ours).mean())
-        difference = float(np.abs(ours - theirs).mean())
-        if not difference <= _TOLERANCE[self._layout.dtype] * max(size, 1e-6):
+        sizes = np.abs(ours).mean(axis=1)
+        differences = np.abs(ours - theirs).mean(axis=1)
+        if not (differences <= _TOLERANCE[self._layout.dtype] * np.maximum(sizes, 1e-6)).all():
             self.mismatches += 1
             level.refuse(key, Reason.RECOMPUTED)
             level.distrust()
             log.error("%s: KV loaded from %s is not what is computed here", ALARM, level.name)
 
     def _values(self, payload: memoryview | bytes) -> np.ndarray:
-        """float32, without padding."""
+        """float32, without padding: a row for the keys of each layer, and one for its values."""
         layout = self._layout
         raw = np.frombuffer(payload, np.uint8).reshape(layout.layers, layout.stride_bytes)
         raw = np.ascontiguousarray(raw[:, : layout.layer_bytes])
         if layout.dtype == "bfloat16":
-            return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        return raw.view(np.float16 if layout.dtype == "float16" else np.float32)
+            values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        elif layout.dtype == "float16":
+            values = raw.view(np.float16).astype(np.float32)
+        else:
+            values = raw.view(np.float32)
+        return values.reshape(2 * layout.layers, -1)
