@@ -170,12 +170,11 @@ class Field(Candidates):
 
     def _shown(self, first: str | None) -> Shown:
         board = self._board
-        lead, why, lines = 0, [], self._lines
-        if first is not None and board.rows[first] != self.best.row:
-            found = (lines[:, LINE_ROW] == board.rows[first]).nonzero()[0].tolist()
-            lead = found[0] if found else len(lines) - 1
-            if not found:
-                lines = np.concatenate((lines[:-1], self._line(board.rows[first])))
+        why, lines = [], self._lines
+        lead = -1 if first is None else board.rows[first]
+        all_told = len(lines) == len(self.replicas)
+        if first is not None and not all_told and lead not in lines[:, LINE_ROW].tolist():
+            lines = np.concatenate((lines[:-1], self._line(lead)))
         if len(lines) < SHOWN and not self._all:
             unfit = self._filtered()[: SHOWN - len(lines)]
             why = [self._why(row) for row in unfit.tolist()]

@@ -53,8 +53,8 @@ class Shown(_Lazy):
     def __init__(
         self, names: list[str], lines: bytes, lead: int, why: list[str], now_s: float
     ) -> None:
-        """`names` by row, and `LINE`s, of which the `lead`-th comes first; why the last ones are no
-        candidates."""
+        """`names` by row, and `LINE`s, of which the one of row `lead` comes first, if any does; why
+        the last ones are no candidates."""
         self._made = None
         self._names = names
         self._lines = lines
@@ -68,9 +68,8 @@ class Shown(_Lazy):
     def _make(self) -> list[CandidateTerms]:
         """Column by column: a struct is quickly made, its numbers one by one are not."""
         lines = np.frombuffer(self._lines).reshape(-1, len(LINE))
-        if self._lead:
-            order = [self._lead, *(at for at in range(len(lines)) if at != self._lead)]
-            lines = lines[order]
+        order = sorted(range(len(lines)), key=lambda at: lines[at, LINE_ROW] != self._lead)
+        lines = lines[order]
         columns = lines.T
         terms = columns[LINE_TERMS].tolist()
         trust, digest_at_s, load_at_s, unknown, _ = columns[LINE_EVIDENCE]

@@ -152,15 +152,19 @@ class Attempt:
         self._dispatcher.listener.ended(self.decision, outcome)
 
     def _outcome(self, status: str, replica_fault: bool) -> Outcome:
-        told, carried = self.usage, self._leg.carried
-        first = told.get(min(told, default=0), NOTHING)
+        told, leg = self.usage, self._leg
+        first = told.get(0) or told.get(min(told, default=0), NOTHING)
+        completion_tokens = first.completion_tokens
+        if len(told) > 1:
+            completion_tokens = sum([usage.completion_tokens for usage in told.values()])
+        if leg.progress:
+            completion_tokens -= sum(map(leg.carried, told))
         return Outcome(
             status=status,
             replica_fault=replica_fault,
             cached_tokens=first.cached_tokens,
             prompt_tokens=first.prompt_tokens,
-            completion_tokens=sum([usage.completion_tokens for usage in told.values()])
-            - sum(map(carried, told) if self._leg.progress else ()),
+            completion_tokens=completion_tokens,
             ttft_ms=self._ttft_ms,
             e2e_ms=1000 * (time.monotonic() - self._started_s),
         )

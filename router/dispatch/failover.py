@@ -90,7 +90,8 @@ class Run:
         self._attempt: Attempt | ForeignAttempt | None = None
         self._handing: asyncio.Task[HandOff] | None = None
         self._hand_off: HandOff | None = None
-        self._waits_since_s = asyncio.get_running_loop().time()
+        self._clock = asyncio.get_running_loop().time
+        self._waits_since_s = self._clock()
         self._end_s = self._waits_since_s + job.timeout_s
         """Loop time by which everything has to be over."""
         budget.deposit()
@@ -119,8 +120,7 @@ class Run:
         Raises UserError."""
         if self.done:
             raise InvariantError("nothing comes after a complete answer")
-        loop = asyncio.get_running_loop()
-        wake_s = loop.time() + idle_s
+        wake_s = self._clock() + idle_s
         while True:
             splits = not self._attempts and self._dispatcher.may_split(self.job)
             if splits and not await self._handed_off(wake_s):
@@ -151,7 +151,7 @@ class Run:
                 self._hand_off = begun
                 return True
             self._handing = begun
-        left_s = until_s - asyncio.get_running_loop().time()
+        left_s = until_s - self._clock()
         done, _ = await asyncio.wait((self._handing,), timeout=max(0.0, left_s))
         if done:
             self._hand_off = self._handing.result()
@@ -200,7 +200,7 @@ class Run:
             self._kept += batch
             if not self.done:
                 return ()
-            batch = merge(self._kept)
+            batch = merge(self._kept) if len(self._kept) > 1 else batch
         self.delivered = True
         return batch
 
@@ -228,7 +228,7 @@ class Run:
             raise UserError(self._cause.error) from self._cause
 
     def _leg(self) -> Leg:
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._clock()
         return Leg(
             attempt=self._attempts,
             failed=self._excluded(),
@@ -246,7 +246,8 @@ class Run:
         at its end."""
         if self._begun or (self._whole and isinstance(self._attempt, ForeignAttempt)):
             return self._end_s
-        return min(self._end_s, self._waits_since_s + self.job.first_token_timeout_s)
+        first_s = self._waits_since_s + self.job.first_token_timeout_s
+        return first_s if first_s < self._end_s else self._end_s
 
     def give_up_or_retry(self, failure: AttemptError) -> None:
         """The attempt ended so; returns when there may be another. Raises UserError."""
@@ -261,7 +262,7 @@ class Run:
             self._rerouted |= {attempt.decision.replica}
         self._cause = failure
         if self._begun:
-            self._begun, self._waits_since_s = False, asyncio.get_running_loop().time()
+            self._begun, self._waits_since_s = False, self._clock()
         if self._kept and not attempt.continuable:
             self._start_over()
 
@@ -277,7 +278,7 @@ class Run:
             failure.retryable
             and (not self.delivered or self._attempt.continuable)
             and self._attempts <= self._retries
-            and asyncio.get_running_loop().time() < self.deadline_s()
+            and self._clock() < self.deadline_s()
             and (self._moves(failure) or self._budget.withdraw())
         )
 

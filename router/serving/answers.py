@@ -26,6 +26,7 @@ class Answers:
 
     def __init__(self, runs: Sequence[Run], revision: str) -> None:
         self.runs = runs
+        self._only = runs[0] if len(runs) == 1 else None
         self._revision = revision
         self._reading: dict[asyncio.Task[tuple[CoreDelta, ...]], int] = {}
 
@@ -42,7 +43,7 @@ class Answers:
     @property
     def done(self) -> bool:
         """Whether every answer is complete."""
-        return all(map(_is_done, self.runs))
+        return self._only.done if self._only is not None else all(map(_is_done, self.runs))
 
     def headers(self) -> dict[str, str]:
         """Which decision led where: of the first prompt's newest attempt."""
@@ -64,8 +65,8 @@ class Answers:
         """What came next, or [] when nothing did within `idle_s`. Raises UserError.
 
         What comes of the only run may go to `direct` instead; with several, nothing does."""
-        if len(self.runs) == 1:
-            return [(0, delta) for delta in await self.runs[0].next(idle_s, direct)]
+        if self._only is not None:
+            return [(0, delta) for delta in await self._only.next(idle_s, direct)]
         reading = set(self._reading.values())
         for number, run in enumerate(self.runs):
             if not run.done and number not in reading:
