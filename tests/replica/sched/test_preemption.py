@@ -202,8 +202,8 @@ def test_the_victim_frees_most_for_what_it_costs_within_its_class() -> None:
 def test_of_what_runs_the_lowest_priority_gives_way_however_little_it_frees() -> None:
     bench = Bench(total_blocks=200, block_tokens=4, max_step_tokens=400)
     bench.add(tokens_of(1, 4), sampling(50), priority=2)
-    for priority, length in ((1, 200), (0, 4), (1, 200)):
-        bench.add(tokens_of(2 + length, length), sampling(50), priority=priority)
+    for seed, priority, length in ((2, 1, 200), (3, 0, 4), (4, 1, 200)):
+        bench.add(tokens_of(seed, length), sampling(50), priority=priority)
     for _ in range(3):
         bench.step()
     victim = bench.scheduler.planner._victim(0)
