@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from configs.model.kept import NOTHING_KEPT
 from configs.schema import HeldWeights
+from replica.sched.ledger import HEADROOM_SHARE
 from tools.doctor.sizes import ModelSize
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
@@ -87,11 +88,22 @@ class Capacity:
         return math.ceil((prompt_tokens + output_tokens - 1) / size) - shared_tokens // size
 
     def concurrency(self, prompt_tokens: int, output_tokens: int, shared_tokens: int = 0) -> int:
-        """Requests that run to their end side by side without preemption; `shared_tokens` of their
-        prompts are the same."""
-        shared = shared_tokens // self.setup.block_tokens
-        own = max(1, self.blocks_of(prompt_tokens, output_tokens, shared_tokens))
-        return max(0, min(self.setup.max_running, (self.blocks - shared) // own))
+        """Requests of known length that the scheduler lets run side by side to their end;
+        `shared_tokens` of their prompts are the same. Beside others one leaves some blocks for
+        emergencies, and counts with an empty tail of its last block."""
+        size = self.setup.block_tokens
+        shared = shared_tokens // size
+        if self.blocks < shared + self.blocks_of(prompt_tokens, output_tokens, shared_tokens):
+            return 0
+        left = self.blocks - shared - self.headroom_blocks
+        own_tokens = prompt_tokens - shared * size + output_tokens + size - 1
+        # Of all these tokens together not a whole block may be missing.
+        return max(1, min(self.setup.max_running, ((left + 1) * size - 1) // own_tokens))
+
+    @property
+    def headroom_blocks(self) -> int:
+        """What stays free when a newcomer is let in beside others."""
+        return self.blocks // HEADROOM_SHARE
 
 
 def capacity(model: ModelSize, setup: Setup, draft: ModelSize | None = None) -> Capacity:

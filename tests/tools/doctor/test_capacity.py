@@ -227,8 +227,12 @@ def test_adapters_take_what_the_engine_gives_them(tmp_path: Path, tiny_model: Pa
     runner.close()
 
 
+@pytest.mark.parametrize("blocks", [64, 256])
 @pytest.mark.parametrize(("prompt", "output", "shared"), [(17, 16, 0), (40, 25, 0), (33, 32, 32)])
-def test_so_many_run_side_by_side_and_no_more(prompt: int, output: int, shared: int) -> None:
+def test_so_many_run_side_by_side_and_no_more(
+    prompt: int, output: int, shared: int, blocks: int
+) -> None:
+    """Of known length, by the real scheduler."""
     size = ModelSize(
         layers=1,
         hidden=8,
@@ -240,21 +244,20 @@ def test_so_many_run_side_by_side_and_no_more(prompt: int, output: int, shared: 
         parameters=1,
         tied_head=True,
     )
-    setup = replace(SETUP, block_tokens=4, kv_blocks=64, max_running=64)
+    setup = replace(SETUP, block_tokens=4, kv_blocks=blocks, max_running=64)
     many = capacity(size, setup).concurrency(prompt, output, shared)
-    assert _preemptions(many, prompt, output, shared) == 0
-    assert _preemptions(many + 1 + many // 4, prompt, output, shared) > 0
-
-
-def _preemptions(requests: int, prompt: int, output: int, shared: int) -> int:
-    """Of the real scheduler that looks no token ahead: it starts whoever finds a place."""
-    bench = Bench(64, 4, max_running=64, max_step_tokens=4_096, horizon_tokens=1)
-    for seed in range(requests):
+    bench = Bench(blocks, 4, max_running=64, max_step_tokens=4_096, max_prefills=64)
+    if shared:
+        bench.add(tokens_of(999, shared), sampling(1))
+        bench.run()
+    for seed in range(many + 4):
         head = tokens_of(999, shared)
-        bench.add((*head, *tokens_of(seed, prompt - shared)), sampling(output))
+        answer = sampling(output, ignore_eos=True)
+        bench.add((*head, *tokens_of(seed, prompt - shared)), answer)
+    bench.step()
+    assert len(bench.scheduler.table.running) == many
     bench.run()
-    bench.assert_right()
-    return bench.scheduler.lifecycle.preemptions
+    assert bench.scheduler.lifecycle.preemptions == 0
 
 
 def test_the_command_prints_the_sum_and_says_whether_it_fits(
