@@ -68,8 +68,10 @@ class Shown(_Lazy):
     def _make(self) -> list[CandidateTerms]:
         """Column by column: a struct is quickly made, its numbers one by one are not."""
         lines = np.frombuffer(self._lines).reshape(-1, len(LINE))
-        order = sorted(range(len(lines)), key=lambda at: lines[at, LINE_ROW] != self._lead)
-        lines = lines[order]
+        rows = lines[:, LINE_ROW].tolist()
+        if self._lead in rows[1:]:
+            lead = rows.index(self._lead)
+            lines = lines[[lead, *range(lead), *range(lead + 1, len(rows))]]
         columns = lines.T
         terms = columns[LINE_TERMS].tolist()
         trust, digest_at_s, load_at_s, unknown, _ = columns[LINE_EVIDENCE]

@@ -122,10 +122,9 @@ class OptimisticEntries:
 
     def forget_decision(self, decision_id: str) -> None:
         """The request failed: what it promised is not coming."""
-        promise = self._promises.pop(decision_id, None)
-        if promise is not None:
-            del self._of_replica[promise.replica][decision_id]
-            self._release(promise)
+        if self._take_back(decision_id) and len(self._expiries) > 2 * len(self._promises) + 64:
+            self._expiries = [(p.until_s, name) for name, p in self._promises.items()]
+            heapq.heapify(self._expiries)
 
     def forget_replica(self, replica: str) -> None:
         """It left, or began a new life."""
@@ -137,14 +136,18 @@ class OptimisticEntries:
 
     def expire(self, now_s: float) -> None:
         """Drop what is over."""
-        while self._expiries and self._expiries[0][0] <= now_s:
-            self.forget_decision(heapq.heappop(self._expiries)[1])
+        expiries, pop, take_back = self._expiries, heapq.heappop, self._take_back
+        while expiries and expiries[0][0] <= now_s:
+            take_back(pop(expiries)[1])
 
-    def _release(self, promise: _Promise) -> None:
+    def _take_back(self, decision_id: str) -> bool:
+        """Whether it stood."""
+        promise = self._promises.pop(decision_id, None)
+        if promise is None:
+            return False
+        del self._of_replica[promise.replica][decision_id]
         self._tree.take_back(promise.leaf, promise.slot)
-        if len(self._expiries) > 2 * len(self._promises) + 64:
-            self._expiries = [(p.until_s, name) for name, p in self._promises.items()]
-            heapq.heapify(self._expiries)
+        return True
 
     def _new_slot(self, replica: str) -> int:
         if None not in self.slots:
