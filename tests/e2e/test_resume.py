@@ -20,7 +20,7 @@ from router.dispatch.sink import SinkLimits
 from tests.e2e.proxy import LossyProxy
 from tests.replica.front.rig import SECRET, Rig, rig
 from tests.router.gateway.kit import Deaf, PlainChooser, job
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 TOKENS = 60
 LETTERS = bytes(itertools.islice(itertools.cycle(b"abcdefghijklmnopqrstuvwxyz"), TOKENS))
@@ -61,7 +61,7 @@ class Bed:
         text = ""
         with Run(job(model="m", sampling=sampling), self.dispatcher, RetryBudget(), 1) as run:
             while not run.done:
-                text += "".join(delta.text for delta in await run.next(1.0))
+                text += "".join(delta.text for delta in await run.next(PATIENCE_S))
         return text
 
 
