@@ -1,14 +1,15 @@
 """The nodes of one RESP store and who of them owns a key: one node, or a cluster's redirections.
 
-A cluster's slots are learnt at the start and from every MOVED; ASK counts for one request. Knows
-no commands but those of the cluster.
+A cluster's slots are learnt at the start and from every MOVED; ASK counts for one request. Any node
+that was met is a way in, so that the one that was named may leave. Knows no commands but those of
+the cluster.
 """
 
 from __future__ import annotations
 
 import binascii
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import hiredis
@@ -26,22 +27,46 @@ Ask = Callable[[RespConnection, Sequence[int], bool], Errors]
 """Do it for these places at this node; which of them got errors. True: each behind an ASKING."""
 
 
+class Doors:
+    """Where to come in: the next one after each failure. Sessions of one store share them."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._ring: deque[Address] = deque([(endpoint.host, endpoint.port)])
+
+    @property
+    def first(self) -> Address:
+        """To be tried now."""
+        return self._ring[0]
+
+    def shut(self) -> None:
+        """Nobody came in there."""
+        self._ring.rotate(-1)
+
+    def met(self, addresses: Iterable[Address]) -> None:
+        """Nodes of the cluster; the named one stays a way in for good."""
+        named = (self.endpoint.host, self.endpoint.port)
+        self._ring = deque(dict.fromkeys((self.first, named, *addresses)), NODES_MAX)
+
+
 class Nodes:
     """Connections of one thread. Raises OSError from every method."""
 
-    def __init__(self, endpoint: Endpoint, deadline: float) -> None:
-        self._endpoint = endpoint
-        self._home: Address = (endpoint.host, endpoint.port)
+    def __init__(self, doors: Doors, deadline: float) -> None:
+        self._endpoint = doors.endpoint
+        self._home = doors.first
         self._owners: dict[int, Address] = {}
         self._open: dict[Address, RespConnection] = {}
-        home = self.at(self._home, deadline)
-        self._clustered = home.server.get("mode") == "cluster"
-        if self._clustered:
-            try:
+        try:
+            home = self.at(self._home, deadline)
+            self._clustered = home.server.get("mode") == "cluster"
+            if self._clustered:
                 self._learn(home.call(b"CLUSTER", b"SLOTS", deadline=deadline))
-            except BaseException:
-                self.close()
-                raise
+                doors.met(self._owners.values())
+        except BaseException:
+            doors.shut()
+            self.close()
+            raise
 
     def all(self, deadline: float) -> list[RespConnection]:
         """Of every node that owns slots."""
@@ -53,7 +78,9 @@ class Nodes:
         if address not in self._open:
             if len(self._open) >= NODES_MAX:
                 raise RespError("the store sends us to ever more nodes")
-            self._open[address] = RespConnection(self._endpoint.at(*address), deadline)
+            named = address == (self._endpoint.host, self._endpoint.port)
+            way = self._endpoint if named else self._endpoint.at(*address)
+            self._open[address] = RespConnection(way, deadline)
         return self._open[address]
 
     def spread(self, names: Sequence[bytes], ask: Ask, deadline: float) -> Errors:

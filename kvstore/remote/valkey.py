@@ -16,7 +16,7 @@ import hiredis
 from kvstore.block import MAX_HEADER_BYTES, Whose, belongs
 from kvstore.connector import AWAY, ConnectorTier, Limits, Settle, whole_header
 from kvstore.remote.endpoint import Endpoint
-from kvstore.remote.nodes import Errors, Nodes
+from kvstore.remote.nodes import Doors, Errors, Nodes
 from kvstore.remote.resp import Command, Odd, RespConnection, Value
 from kvstore.tier import MISS, PRESENT, STORED, WRONG_SIZE, Caps, Outcome, Read, Write, failed, hit
 
@@ -39,15 +39,15 @@ def valkey_tier(
         trusted=False,
         shared=True,
     )
-    return ConnectorTier(caps, partial(ValkeySession, endpoint, ttl_s), limits)
+    return ConnectorTier(caps, partial(ValkeySession, Doors(endpoint), ttl_s), limits)
 
 
 class ValkeySession:
     """One thread's connections; see connector.Session."""
 
-    def __init__(self, endpoint: Endpoint, ttl_s: float | None, deadline: float) -> None:
+    def __init__(self, doors: Doors, ttl_s: float | None, deadline: float) -> None:
         self._ttl_s = ttl_s
-        self._nodes = Nodes(endpoint, deadline)
+        self._nodes = Nodes(doors, deadline)
 
     def read(self, reads: Sequence[Read], deadline: float, settle: Settle) -> None:
         """GET into the callers' memory."""

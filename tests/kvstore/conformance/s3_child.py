@@ -1,4 +1,4 @@
-"""A real S3 server on loopback, as a process of its own, with one bucket."""
+"""moto's S3 server on loopback, as a process of its own, with one bucket: real HTTP, in memory."""
 
 from __future__ import annotations
 

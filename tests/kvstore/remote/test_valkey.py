@@ -12,13 +12,14 @@ import pytest
 
 from events.parent import dying_with_us
 from kvstore.remote.endpoint import Endpoint
-from kvstore.remote.nodes import Nodes
+from kvstore.remote.nodes import Doors, Nodes, _slot
 from kvstore.remote.resp import RespConnection
 from kvstore.remote.server import EmbeddedValkey, find_server
 from kvstore.remote.valkey import PREFIX, valkey_tier
 from kvstore.tier import Health, Tier
 from tests.kvstore.conformance.backend import HOST, MIB, free_port
 from tests.kvstore.conformance.blocks import LARGE, Block, chain_of, reads_into, verdict
+from tests.waiting import wait_until
 
 
 def soon(seconds: float = 10.0) -> float:
@@ -62,6 +63,16 @@ def test_a_chain_renews_its_time_as_a_whole(valkey: EmbeddedValkey) -> None:
         assert all(5_000 < each <= 1_000_000 for each in left)
         client.call(b"DEL", name(chain[1]), deadline=soon())
         assert tier.exists_prefix([block.key for block in chain], soon()) == 1
+
+
+def test_blocks_go_to_the_database_that_the_url_names(valkey: EmbeddedValkey) -> None:
+    there, chain = Endpoint.from_url(valkey.url + "/3"), chain_of(2, 8)
+    with closing(valkey_tier(there)) as tier:
+        assert put(tier, chain) == ["stored"] * 2
+        assert seen(tier, chain) == ["good"] * 2
+    for endpoint, count in ((Endpoint.from_url(valkey.url), 0), (there, 2)):
+        with closing(RespConnection(endpoint, soon())) as client:
+            assert client.call(b"DBSIZE", deadline=soon()) == count
 
 
 def test_a_full_server_is_a_failure_by_name(valkey: EmbeddedValkey) -> None:
@@ -138,6 +149,10 @@ class Cluster:
             assert time.monotonic() < end
             time.sleep(0.02)
 
+    def leaves(self, number: int) -> None:
+        self._processes[number].kill()
+        self._processes[number].wait()
+
     def close(self) -> None:
         for client in self.clients:
             client.close()
@@ -186,10 +201,27 @@ def test_moved_and_ask_lead_to_the_node_that_has_it(tmp_path: Path) -> None:
             assert tier.exists_prefix([block.key], soon()) == 1
 
 
+@pytest.mark.slow
+def test_a_cluster_is_found_again_though_the_node_that_was_named_has_left(tmp_path: Path) -> None:
+    chain = chain_of(24, 9, kv=LARGE)
+    with closing(Cluster(tmp_path)) as cluster:
+        for client in cluster.clients:
+            partial_too = (b"cluster-require-full-coverage", b"no", b"requirepass", b"pw")
+            client.call(b"CONFIG", b"SET", *partial_too, deadline=soon())
+        named = Endpoint(HOST, cluster.ports[0], password="pw")
+        with closing(valkey_tier(named)) as tier:
+            assert put(tier, chain) == ["stored"] * 24
+            assert seen(tier, chain) == ["good"] * 24
+            cluster.leaves(0)
+            there = [block for block in chain if _slot(name(block)) > 8_191]
+            assert "away" in seen(tier, chain)
+            wait_until(lambda: seen(tier, there) == ["good"] * len(there))
+
+
 def test_nodes_that_send_in_circles_are_left(valkey: EmbeddedValkey) -> None:
     import hiredis
 
-    with closing(Nodes(Endpoint.from_url(valkey.url), soon())) as nodes:
+    with closing(Nodes(Doors(Endpoint.from_url(valkey.url)), soon())) as nodes:
         there = f"MOVED 7 {HOST}:{valkey.port}"
         with pytest.raises(OSError, match="circles"):
             nodes.spread([b"k"], lambda *_: {0: hiredis.ReplyError(there)}, soon())
