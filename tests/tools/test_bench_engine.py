@@ -157,7 +157,7 @@ def test_every_switch_has_a_load_and_is_told_from_noise(tmp_path: Path) -> None:
     for name in ("lru_eviction", "block_tokens_64"):
         assert rows[name]["ratio"] < 0.9, name
         assert rows[name]["effect"] == "the default is better"
-    shown = Console(record=True, width=200, file=io.StringIO())
+    shown = Console(record=True, width=80, file=io.StringIO())
     ablate.show(rows, shown)
     text = shown.export_text()
     assert all(name in text for name in rows)

@@ -44,7 +44,10 @@ def show(found: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("switch", "figure", "default", "switched", "ratio", "noise", "so"):
         numeric = heading in ("default", "switched", "ratio", "noise")
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
+        # What is read by name stays whole on a narrow screen; what explains it goes on below.
+        whole = numeric or heading == "switch"
+        justify = "right" if numeric else "left"
+        table.add_column(heading, justify=justify, no_wrap=whole, overflow="fold")
     for name, row in found.items():
         numbers = [format(row[key], ".4g") for key in ("default", "switched")]
         shares = [format(row["ratio"], ".2f"), format(row["noise"], ".0%")]

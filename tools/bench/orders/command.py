@@ -101,7 +101,7 @@ def _print(settings: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("order", no_wrap=True)
     for heading, _ in COLUMNS.values():
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", min_width=len(max(heading.split(), key=len)))
     for order, figures in found.items():
         table.add_row(order, *(format(figures[key], form) for key, (_, form) in COLUMNS.items()))
     console.print(table)
