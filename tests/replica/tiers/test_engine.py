@@ -6,6 +6,7 @@ import pytest
 
 from configs.schema import KvConfig
 from kvstore.tier import Health
+from replica.engine.messages import StepOutput
 from replica.sched.plan import ChildId
 from tests.fakes.memory_tier import MemoryTier
 from tests.fakes.slow_tier import SlowTier
@@ -339,6 +340,30 @@ def test_siblings_load_once() -> None:
         near.gate.set()
         rig.assert_right(runner, *children)
         assert len(mover.scattered) == 6
+
+
+def test_blocks_come_nearer_while_their_request_queues() -> None:
+    near = SlowTier()
+    with tiered(near, max_running=1, total_blocks=64) as (rig, runner, mover):
+        rig.run(PROMPT)
+        rig.forget()
+        near.reading.clear()
+        first = rig.submit(tokens_of(5, 7), sampling(200, ignore_eos=True))
+        rig.sink.wait(lambda: rig.sink.tokens(first))
+        second = rig.submit(PROMPT)
+        came: list[bool] = []
+
+        def third_step(step: StepOutput) -> None:
+            """The first one's answer goes on once the second one's blocks are being read."""
+            came.append(near.reading.wait(5.0) if len(came) == 2 else True)
+
+        rig.sink.on_output = third_step
+        rig.assert_right(runner, first, second)
+        assert came[2]
+        assert len(came) > 100
+        assert rig.sink.end_of(second).cached_tokens == 24
+        assert len(mover.scattered) == 6
+        rig.assert_nothing_left()
 
 
 def test_the_engine_closes_in_the_middle_of_a_load() -> None:
