@@ -6,12 +6,19 @@ import asyncio
 
 import aiohttp
 import pytest
+from msgspec import structs
 
 from tests.fakes.scripts import echo
 from tests.router.gateway.halves import LONG, ask, by_role, compute_after, decision_of
 from tests.router.gateway.house import ADMIN_KEY, House
 
 pytestmark = pytest.mark.usefixtures("all_as_busy")
+
+
+async def scale(house: House, http: aiohttp.ClientSession) -> dict[str, float]:
+    async with http.get(f"{house.url}/router/scale") as response:
+        said: dict[str, float] = await response.json()
+        return said
 
 
 async def test_each_part_tells_how_much_it_has_to_do(
@@ -22,11 +29,20 @@ async def test_each_part_tells_how_much_it_has_to_do(
     computes.script = compute_after(release)
     asking = asyncio.create_task(ask(split, http))
     await computes.wait_calls(1)
-    async with http.get(f"{split.url}/router/scale") as response:
-        said = await response.json()
+    said = await scale(split, http)
     assert said["decode_pressure"] == pytest.approx(1 / 3_686)
+    assert said["transfer_pressure"] == 0.0
     release.set()
     await asking
+    computes.quiet()
+    split.fleet.on_load(
+        computes.replica_id,
+        computes.boot,
+        structs.replace(computes.load(), queued_prefill_tokens=3_000),
+    )
+    said = await scale(split, http)
+    assert 3.0 <= said["prefill_pressure"] < 5.0  # 3 s of work wait there
+    assert 0.0 < said["transfer_pressure"] < 1.0
     async with http.get(f"{split.url}/metrics") as response:
         metrics = await response.text()
     assert 'warmroute_hand_offs_total{verdict="split"} 1.0' in metrics
