@@ -7,6 +7,7 @@ scheduler's business.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +23,18 @@ class LayerCache:
     values: Tensor
 
 
+_LINE_BYTES = 64
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU their memory is not touched before it is used."""
+    """Zeros; on a CPU their memory is not touched before it is used, and begins with a cache line:
+    a vector, or a row of a tile, that lies across two lines costs as much as two."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    raw = np.zeros(shape, np.uint16 if dtype.itemsize == 2 else np.uint32)
-    return torch.from_numpy(raw).view(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + _LINE_BYTES, np.uint8)
+    first = -raw.ctypes.data % _LINE_BYTES
+    return torch.from_numpy(raw[first : first + size]).view(dtype).view(shape)
 
 
 class KVPool:
