@@ -175,6 +175,15 @@ def test_only_a_queue_refuses_at_intake_and_a_refusal_costs_the_tenant_nothing()
     assert again[2] == before[2], "the next one stands where the refused one stood"
 
 
+def test_nobody_saves_up_turns_by_staying_away() -> None:
+    policy = Deadline()
+    for child in range(20):
+        last = policy.enter(replace(ONE, child=ChildId(child)))
+        policy.started(last)
+    late = policy.enter(replace(ONE, child=ChildId(20), tenant="late"))
+    assert late[2] == last[2] > 0.0
+
+
 def test_who_leaves_unserved_costs_its_tenant_nothing() -> None:
     """A client that gives up and asks again, over and over, is not put behind everybody else."""
     policy = Deadline()
