@@ -60,10 +60,12 @@ def _can_cut(spec: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> bo
 
 
 def _reaches_over(token: Mapping[str, Any]) -> bool:
-    """It holds such a place, or takes the space behind its last letter with it."""
+    """It holds such a place, takes the space behind its last letter with it, or is only one where
+    no word stands before it."""
     content = token["content"]
     takes_space = token.get("rstrip") and WORDS_ONLY.search(f"{content} a") is not None
-    return bool(takes_space) or WORDS_ONLY.search(content) is not None
+    holds_place = WORDS_ONLY.search(content) is not None
+    return bool(takes_space or token.get("single_word")) or holds_place
 
 
 def _stages(part: Any) -> list[Mapping[str, Any]]:

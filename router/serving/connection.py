@@ -104,7 +104,8 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """The answer to what no handler answered. Raises ConnectionError in mid-answer."""
-        if status >= 500 and exc is not None:
+        # "100 Continue" to a client that has left is an error to the library, and none of ours.
+        if status >= 500 and exc is not None and not isinstance(exc, ConnectionError):
             log_unexpected(exc)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer is under way already")

@@ -94,6 +94,7 @@ LLAMA = {"type": "Split", "pattern": {"Regex": LLAMA_WORDS}, "behavior": "Isolat
         ({"pre_tokenizer": LLAMA, "added_tokens": [{"content": "<think>"}]}, True),
         ({"pre_tokenizer": LLAMA, "added_tokens": [{"content": "stop", "rstrip": True}]}, False),
         ({"pre_tokenizer": LLAMA, "added_tokens": [{"content": "<s>", "rstrip": True}]}, True),
+        ({"pre_tokenizer": LLAMA, "added_tokens": [{"content": "x", "single_word": True}]}, False),
         ({"pre_tokenizer": None}, False),
         ({"pre_tokenizer": {"type": "Metaspace"}}, False),
     ],

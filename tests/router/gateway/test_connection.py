@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 
 import aiohttp
 import pytest
 
-from tests.router.gateway.house import CHAT, House
+from tests.router.gateway.house import CHAT, House, chat_status
 
 CANARY = b"canary-0123"
 CHAT_LINE = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
@@ -63,3 +65,17 @@ async def test_expect_100_continue_is_served(house: House) -> None:
         http.post(f"{house.url}/v1/chat/completions", json=CHAT, expect100=True) as response,
     ):
         assert response.status == 200
+
+
+async def test_whoever_leaves_before_100_continue_is_no_fault_of_ours(
+    house: House, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = house.url.removeprefix("http://").split(":")
+    for _ in range(20):
+        client = socket.create_connection((host, int(port)))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.sendall(CHAT_LINE + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}")
+        client.close()
+    assert await chat_status(house, http) == 200
+    await house.settled()
+    assert caplog.text == ""
