@@ -74,6 +74,17 @@ def test_retries_are_bounded_when_everything_fails() -> None:
     bench.assert_right(after)
 
 
+def test_who_fails_alone_is_refused_the_second_time() -> None:
+    bench = Bench()
+    child = bench.add(tokens_of(1, 6))
+    bench.runner.faults.poison.add(child)
+    bench.step()
+    assert not any(output.finish for output in bench.outputs[child])
+    bench.step()
+    assert bench.finish(child) == "error"
+    bench.assert_empty()
+
+
 def test_a_row_with_numbers_that_are_not_finite_is_refused_alone() -> None:
     bench = Bench(total_blocks=64, max_step_tokens=64)
     children = [bench.add(tokens_of(seed, 6), sampling(6)) for seed in range(3)]
