@@ -30,7 +30,8 @@ WELL_S = 1.0
 FEW_S = 0.5
 """A few at once wait no longer for their first tokens where nothing else runs on the machine; where
 they do, all takes longer by as much."""
-MORE_MIB = 64
+MORE_MIB = 96
+"""Pools are touched for the first time, and caches fill up to their bounds: 50 to 65 of it."""
 CLIENTS = 12
 """Of the official library, with its defaults, beside the flood."""
 _numbers = itertools.count(1)

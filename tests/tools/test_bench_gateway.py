@@ -78,5 +78,5 @@ def test_calls_are_counted_by_module_and_function(tmp_path: Path) -> None:
     assert cli.main(["calls", "--requests", "20", "--json", str(file)]) == 0
     found = json.loads(file.read_text())
     assert found["2k"]["router/choice/choose:RouterBrain.decide"]["python"] == 1.0
-    assert found["64k"]["router/serving/generate:Generator.chat"]["python"] >= 1.0
+    assert found["64k"]["router/serving/generate:Generator._generate"]["python"] >= 1.0
     assert found["delta"]["router/dispatch/chutes:Chutes.cast"]["python"] > 0.5
